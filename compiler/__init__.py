@@ -1,0 +1,1 @@
+"""From a checkpoint to a plan: trace, import, passes, code generation, artifact, command line."""

@@ -1,0 +1,1 @@
+"""Code generators, one folder a target family."""

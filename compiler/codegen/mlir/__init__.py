@@ -1,0 +1,1 @@
+"""Regions of aten ops to linalg through torch-mlir, and to CPU code through IREE."""
