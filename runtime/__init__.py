@@ -1,1 +1,1 @@
-"""Loads a plan and runs it: executors, paged caches, engine. Imports no part of the compiler."""
+"""Loads a plan and serves requests from it: executors, kernels, caches, engine. Imports no part of the compiler."""
