@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from dsv41c.errors import PlanError
 
 FORMAT_VERSION = 1
@@ -319,7 +318,9 @@ def read_safetensors_header(path: Path) -> tuple[dict[str, Any], int, str]:
         size = int.from_bytes(length, "little")
         available = path.stat().st_size - 8
         if len(length) < 8 or size > available:
-            raise PlanError(f"{path}: no whole safetensors header (it announces {size} bytes, the file has {available})")
+            raise PlanError(
+                f"{path}: no whole safetensors header (it announces {size} bytes, the file has {available})"
+            )
         body = file.read(size)
     try:
         header = json.loads(body)

@@ -1,0 +1,283 @@
+"""Opens a plan folder and refuses, with one message that names both sides, whatever cannot run here.
+
+The checks go from the outside in: the folder, the manifest's text, its format version, its own digest, its fields, the
+target, the digest of every file, the checkpoint's files, the launch list's references. Nothing of the plan is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dsv41c.errors import PlanError
+from dsv41c.runtime.plan_format import (
+    BANDS,
+    ELEMENT_TYPES,
+    FORMAT_VERSION,
+    KERNEL_KINDS,
+    LAUNCHES,
+    MANIFEST,
+    MANIFEST_DIGEST,
+    KernelEntry,
+    Launch,
+    LaunchList,
+    Manifest,
+    Program,
+    Target,
+    WeightEntry,
+    file_digest,
+    header_digest,
+    launches_from_json,
+    manifest_from_json,
+    to_json,
+)
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan whose checks have passed.
+
+    Attributes:
+        path: the plan folder.
+        manifest: its manifest.
+        programs: the launch lists by program name.
+        checkpoint: the folder the weights are mapped from.
+    """
+
+    path: Path
+    manifest: Manifest
+    programs: dict[str, Program]
+    checkpoint: Path
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, checkpoint: str | Path | None = None, cpu_flags: Iterable[str] | None = None
+    ) -> Plan:
+        """Reads and checks a plan folder.
+
+        Args:
+            path: the folder.
+            checkpoint: where the checkpoint lies now, if it was moved since the compilation.
+            cpu_flags: this machine's CPU flags; read from the system if absent.
+        Returns:
+            the plan.
+        Raises:
+            PlanError: the first check that fails, see the module text.
+        """
+        folder = Path(path)
+        manifest = _read_manifest(folder)
+        _check_target(manifest.targets, machine_cpu_flags() if cpu_flags is None else frozenset(cpu_flags))
+        _check_kernels(manifest.kernels)
+        _check_files(folder, manifest)
+        checkpoint_folder = Path(checkpoint) if checkpoint is not None else Path(manifest.checkpoint.path)
+        _check_checkpoint(checkpoint_folder, manifest)
+        _check_weights(manifest)
+        launches = launches_from_json(_read_json(folder / LAUNCHES))
+        _check_launches(launches, manifest)
+        return cls(folder, manifest, launches.programs, checkpoint_folder)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest and the launch lists as JSON values."""
+        return {"manifest": to_json(self.manifest), "launches": to_json(LaunchList(self.programs))}
+
+    def kernel(self, name: str) -> KernelEntry:
+        """The kernel of that name; the loader has checked that launches name no other."""
+        return next(kernel for kernel in self.manifest.kernels if kernel.name == name)
+
+
+def machine_cpu_flags() -> frozenset[str]:
+    """The CPU flags that the system reports; empty where it reports none."""
+    if not _CPUINFO.exists():
+        return frozenset()
+    for line in _CPUINFO.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise PlanError(f"{path} is no JSON ({error}); compile the plan again") from None
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    if not folder.is_dir():
+        raise PlanError(f"there is no plan folder {folder}; make one with `dsv41c compile CHECKPOINT -o {folder}`")
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise PlanError(f"{folder} has no {MANIFEST}, so it is no plan; plans are written by `dsv41c compile`")
+    value = _read_json(path)
+    version = value.get("format") if isinstance(value, dict) else None
+    if version != FORMAT_VERSION:
+        raise PlanError(
+            f"{folder} has plan format {version}, this runtime reads format {FORMAT_VERSION}; "
+            "compile it again, or use the dsv41c release that wrote it"
+        )
+    _check_manifest_digest(folder)
+    return manifest_from_json(value)
+
+
+def _check_manifest_digest(folder: Path) -> None:
+    path = folder / MANIFEST_DIGEST
+    if not path.is_file():
+        raise PlanError(f"{folder} has no {MANIFEST_DIGEST}; compile the plan again")
+    words = path.read_text(errors="replace").split()
+    recorded = words[0] if words else ""
+    found = file_digest(folder / MANIFEST)
+    if recorded != found:
+        raise PlanError(_changed(MANIFEST, recorded, found))
+
+
+def _changed(name: str, recorded: str, found: str) -> str:
+    return (
+        f"{name} was changed after it was written: its sha256 was recorded as {recorded[:16]}..., "
+        f"it is {found[:16]}...; compile the plan again"
+    )
+
+
+def _check_target(targets: tuple[Target, ...], flags: frozenset[str]) -> None:
+    cpu = [target for target in targets if target.name == "cpu"]
+    if not cpu:
+        names = ", ".join(target.name for target in targets) or "nothing"
+        raise PlanError(f"the plan was compiled for {names}, this runtime runs cpu; compile it with --target cpu")
+    missing = [sorted(set(target.features) - flags) for target in cpu]
+    if all(missing):
+        raise PlanError(
+            f"the plan's kernels use CPU features that this machine ({platform.machine()}) lacks: "
+            f"{', '.join(min(missing, key=len))}; compile it on this machine"
+        )
+
+
+def _check_kernels(kernels: tuple[KernelEntry, ...]) -> None:
+    for kernel in kernels:
+        if kernel.kind not in KERNEL_KINDS or kernel.band not in BANDS:
+            raise PlanError(
+                f"kernel {kernel.name} is of kind {kernel.kind}, band {kernel.band}; this runtime knows the kinds "
+                f"{', '.join(KERNEL_KINDS)} and the bands {', '.join(BANDS)}; compile the plan again"
+            )
+        if kernel.kind == "iree" and (kernel.file is None or kernel.function is None):
+            raise PlanError(f"kernel {kernel.name} names no file and function to load; compile the plan again")
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    named = {LAUNCHES: "the runtime"}
+    named |= {kernel.file: f"kernel {kernel.name}" for kernel in manifest.kernels if kernel.file is not None}
+    named |= {file: f"program {name}" for name, file in manifest.programs.items()}
+    named |= {weight.file: f"weight {name}" for name, weight in manifest.weights.items() if weight.file is not None}
+    if manifest.tokenizer is not None:
+        named[manifest.tokenizer] = "the tokenizer"
+    for file, reader in named.items():
+        if file not in manifest.digests:
+            raise PlanError(f"{file}, which {reader} needs, is not among the plan's digests; compile the plan again")
+    for file, recorded in manifest.digests.items():
+        _check_file(folder, file, recorded)
+
+
+def _check_file(folder: Path, file: str, recorded: str) -> None:
+    relative = PurePosixPath(file)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise PlanError(f"the manifest lists {file}, which lies outside the plan folder; compile the plan again")
+    path = folder / relative
+    if not path.is_file():
+        raise PlanError(f"{file} is listed in the manifest but is not in {folder}; compile the plan again")
+    found = file_digest(path)
+    if found != recorded:
+        raise PlanError(_changed(file, recorded, found))
+
+
+def _check_checkpoint(folder: Path, manifest: Manifest) -> None:
+    for name, recorded in manifest.checkpoint.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise PlanError(
+                f"the plan maps its weights from {path}, which is not there; "
+                "put the checkpoint back, name its new folder, or compile again"
+            )
+        size = path.stat().st_size
+        if size != recorded.bytes:
+            raise PlanError(f"{path}: the plan was compiled with {recorded.bytes} bytes, found {size}; compile again")
+        found = header_digest(path).header_sha256
+        if found != recorded.header_sha256:
+            raise PlanError(
+                f"{path}: the plan was compiled with header sha256 {recorded.header_sha256[:16]}..., "
+                f"found {found[:16]}...; compile again"
+            )
+
+
+def _check_weights(manifest: Manifest) -> None:
+    for name, weight in manifest.weights.items():
+        if weight.dtype not in ELEMENT_TYPES:
+            raise PlanError(f"weight {name} has type {weight.dtype}; this runtime knows {', '.join(ELEMENT_TYPES)}")
+        if weight.source == "derived":
+            if weight.file is None or weight.tensor is None:
+                raise PlanError(f"weight {name} is derived but names no file and tensor; compile the plan again")
+            continue
+        if weight.source != "checkpoint" or not weight.parts:
+            raise PlanError(f"weight {name} has source {weight.source} and {len(weight.parts)} parts; compile again")
+        _check_parts(name, weight, manifest)
+
+
+def _check_parts(name: str, weight: WeightEntry, manifest: Manifest) -> None:
+    shape = weight.shape if len(weight.parts) == 1 else weight.shape[1:]
+    if len(weight.parts) > 1 and weight.shape[:1] != (len(weight.parts),):
+        raise PlanError(f"weight {name} has shape {list(weight.shape)} but {len(weight.parts)} parts; compile again")
+    # A bundle of one expert may be written with its leading 1: the bytes are the same.
+    expected = math.prod(shape) * ELEMENT_TYPES[weight.dtype].itemsize
+    for part in weight.parts:
+        file = manifest.checkpoint.files.get(part.file)
+        if file is None:
+            raise PlanError(f"weight {name} lies in {part.file}, which the plan does not list; compile again")
+        if part.bytes != expected or part.offset < 0 or part.offset + part.bytes > file.bytes:
+            raise PlanError(
+                f"weight {name}: {part.tensor} at {part.offset}+{part.bytes} of {part.file} ({file.bytes} bytes) "
+                f"does not hold {weight.dtype} {list(shape)} ({expected} bytes); compile again"
+            )
+
+
+def _check_launches(launches: LaunchList, manifest: Manifest) -> None:
+    kernels = {kernel.name for kernel in manifest.kernels}
+    caches = {state.name for state in manifest.state}
+    for name, program in launches.programs.items():
+        for cache in program.caches:
+            if cache not in caches:
+                raise PlanError(f"program {name} uses cache {cache}, which the state table lacks; compile again")
+        _check_program(name, program, kernels, set(manifest.weights))
+
+
+def _check_program(name: str, program: Program, kernels: set[str], weights: set[str]) -> None:
+    values = {f"%{spec.name}" for spec in program.inputs}
+    for index, launch in enumerate(program.launches):
+        where = f"program {name}, launch {index} ({launch.kernel})"
+        body = launch.attrs.get("body")
+        for kernel in (launch.kernel, *([body] if body is not None else [])):
+            if kernel not in kernels:
+                raise PlanError(f"{where}: there is no kernel {kernel}; compile the plan again")
+        _check_arguments(where, launch, program, values, weights)
+        values |= set(launch.results)
+        values -= set(launch.frees)
+    for output in program.outputs:
+        if output.value not in values:
+            raise PlanError(
+                f"program {name}: output {output.name} reads {output.value}, which does not exist at its end"
+            )
+
+
+def _check_arguments(where: str, launch: Launch, program: Program, values: set[str], weights: set[str]) -> None:
+    for arg in launch.args:
+        if arg is None or arg in values:
+            continue
+        if arg.startswith("@") and arg[1:] in weights:
+            continue
+        if arg.startswith("$") and arg[1:] in program.caches:
+            continue
+        raise PlanError(f"{where}: there is no {arg} at that point; compile the plan again")
