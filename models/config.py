@@ -1,9 +1,9 @@
 """The model's configuration: the released nested `config.json`, read strictly.
 
-A key that is not known, a value outside the architecture and lists that contradict each other are refused by name. Nothing
-here depends on layer numbers of the released model: which layers compress, at which ratio, which own keys and which pick
-positions comes from the lists alone. A ratio r >= 1 pools r consecutive tokens into one compressed entry; ratio 0 is a
-layer with a sliding window only.
+A key that is not known, a value outside the architecture and lists that contradict each other are refused by name.
+Nothing here depends on layer numbers of the released model: which layers compress, at which ratio, which own keys and
+which pick positions comes from the lists alone. A ratio r >= 1 pools r consecutive tokens into one compressed entry;
+ratio 0 is a layer with a sliding window only.
 """
 
 import dataclasses
@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv41c.errors import ConfigError
-from dsv41c.models.engram_tables import engram_primes
-
-# Channels that share one scale in FP8 activations and in both weight formats (SPEC 2.3, 2.5).
-GROUP = 32
+from dsv41c.models.config_checks import GROUP, check_consistency
 
 _TOP_CONSTANTS: dict[str, Any] = {"architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41"}
 _TOP_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
@@ -118,9 +115,7 @@ _VISION_DEFAULTS: dict[str, Any] = {"max_image_tokens": 1024, "max_wh_ratio": No
 _VISION_KEYS = (*_VISION_CONSTANTS, *_VISION_INTEGERS, "rope_theta", *_VISION_DEFAULTS)
 
 # Positive is the rule for integers; these count from zero.
-_FROM_ZERO = frozenset(
-    {*_TOP_TOKENS, "engram_pad_token_id", "dspark_noise_token_id", "candidate_source_layer_id"},
-)
+_FROM_ZERO = frozenset({*_TOP_TOKENS, "engram_pad_token_id", "dspark_noise_token_id", "candidate_source_layer_id"})
 
 # What other writers call the same thing (SPEC 1, name map); only used to say what to write instead.
 _OTHER_NAMES = {
@@ -159,8 +154,8 @@ class RopeScaling:
 class ModelConfig:
     """One model of the architecture, checked when built; field names are the released keys.
 
-    Sizes are counts of channels, rows or layers; `compress_ratios` has one entry for each backbone layer and then one for
-    each draft layer. Layers are numbered from 0, draft layers follow the backbone. Source: SPEC 1.
+    Sizes are counts of channels, rows or layers; `compress_ratios` has one entry for each backbone layer and then one
+    for each draft layer. Layers are numbered from 0, draft layers follow the backbone. Source: SPEC 1.
     """
 
     vocab_size: int
@@ -217,11 +212,7 @@ class ModelConfig:
     vision: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        _check_dimensions(self)
-        _check_tokens(self)
-        _check_layers(self)
-        _check_engram(self)
-        _check_drafts(self)
+        check_consistency(self)
 
     # ------------------------------------------------------------------ reading and writing
 
@@ -249,8 +240,8 @@ class ModelConfig:
 
         Args:
             document: the parsed `config.json`.
-        Errors: ConfigError that names the key: unknown, missing, mistyped, outside the architecture, or in contradiction
-            with another key.
+        Errors: ConfigError that names the key: unknown, missing, mistyped, outside the architecture, or in
+            contradiction with another key.
         """
         top = _Section("", document)
         top.known((*_TOP_CONSTANTS, *_DTYPE_KEYS, *_TOP_TOKENS, *_TOP_SECTIONS))
@@ -303,8 +294,8 @@ class ModelConfig:
     def layer_mode(self, layer: int) -> str:
         """The attention kind of a layer, as the report names it (SPEC 0).
 
-        Returns: "swa" (window only), "full" (own compressor, index keys and top-k), "reindex" (own top-k over its source's
-            keys) or "reuse" (the top-k and keys of its sources).
+        Returns: "swa" (window only), "full" (own compressor, index keys and top-k), "reindex" (own top-k over its
+            source's keys) or "reuse" (the top-k and keys of its sources).
         """
         if self.compress_ratios[layer] == 0:
             return "swa"
@@ -313,7 +304,7 @@ class ModelConfig:
         return "reindex" if layer in self.index_source_layer_ids else "reuse"
 
     def kv_source(self, layer: int) -> int | None:
-        """The layer whose main KV and index keys this layer reads (itself for a full layer), None for a window layer."""
+        """The layer whose main KV and index K this layer reads: itself for a full layer, None for a window layer."""
         if self.compress_ratios[layer] == 0:
             return None
         return max((source for source in self.kv_source_layer_ids if source <= layer), default=None)
@@ -325,11 +316,11 @@ class ModelConfig:
         return max((source for source in self.index_source_layer_ids if source <= layer), default=None)
 
     def uses_candidates(self, layer: int) -> bool:
-        """Whether this layer's own top-k is restricted to the candidate pool: index sources above its source (SPEC 4.9)."""
+        """Whether this layer's own top-k is restricted to the candidate pool (SPEC 4.9)."""
         return layer in self.index_source_layer_ids and layer > self.candidate_source_layer_id
 
     def is_candidate_source(self, layer: int) -> bool:
-        """Whether this layer publishes the candidate pool, and whether anyone reads it decides no one else."""
+        """Whether this layer publishes the candidate pool (SPEC 4.9)."""
         return layer == self.candidate_source_layer_id
 
     def is_engram(self, layer: int) -> bool:
@@ -374,7 +365,7 @@ class _Section:
         found = self.get(key)
         # JSON true equals 1 in Python, so the types are compared as well.
         if found != supported or isinstance(found, bool) != isinstance(supported, bool):
-            raise ConfigError(f"config key '{self.name(key)}' is {found!r}; this architecture supports only {supported!r}")
+            raise ConfigError(f"config key '{self.name(key)}' is {found!r}; this architecture has only {supported!r}")
 
     def integer(self, key: str) -> int:
         found = self.get(key)
@@ -391,8 +382,8 @@ class _Section:
 
     def integers(self, key: str) -> tuple[int, ...]:
         found = self.get(key)
-        if not isinstance(found, Sequence) or isinstance(found, str) or not all(_is_integer(x) and x >= 0 for x in found):
-            raise ConfigError(f"config key '{self.name(key)}' must be a list of integers of at least 0, found {found!r}")
+        if not isinstance(found, list | tuple) or not all(_is_integer(x) and x >= 0 for x in found):
+            raise ConfigError(f"config key '{self.name(key)}' must be a list of integers from 0 up, found {found!r}")
         return tuple(found)
 
 
@@ -408,7 +399,7 @@ def _hint(key: str, keys: Sequence[str]) -> str:
         if key in section_keys:
             return f"; it belongs in '{section}'"
     close = difflib.get_close_matches(key, keys, n=1)
-    return f"; did you mean '{close[0]}'?" if close else "; remove it, or check that this is a config of this architecture"
+    return f"; did you mean '{close[0]}'?" if close else "; this architecture has no such key, remove it"
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -461,161 +452,7 @@ def _read_vision(vision: _Section) -> dict[str, Any]:
         values["max_image_tokens"] = vision.integer("max_image_tokens")
     if vision.value.get("max_wh_ratio") is not None:
         values["max_wh_ratio"] = vision.number("max_wh_ratio")
-    _require(
-        values["hidden_size"] % values["num_attention_heads"] == 0,
-        "vision_config: 'num_attention_heads' must divide 'hidden_size', "
-        f"found {values['num_attention_heads']} and {values['hidden_size']}",
-    )
+    heads, size = values["num_attention_heads"], values["hidden_size"]
+    if size % heads:
+        raise ConfigError(f"vision_config: 'num_attention_heads' must divide 'hidden_size', found {heads} and {size}")
     return values
-
-
-# ---------------------------------------------------------------------- what must hold between keys
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConfigError(message)
-
-
-def _check_dimensions(c: ModelConfig) -> None:
-    grouped = ("hidden_size", "moe_intermediate_size", "q_lora_rank", "head_dim", "index_head_dim", "engram_head_dim")
-    for key in grouped:
-        size = getattr(c, key)
-        _require(size % GROUP == 0, f"config key '{key}' must be a multiple of {GROUP} (one scale group), found {size}")
-    _require(
-        c.o_groups * c.o_lora_rank % GROUP == 0,
-        f"'o_groups' x 'o_lora_rank' must be a multiple of {GROUP}, found {c.o_groups} x {c.o_lora_rank}",
-    )
-    _require(
-        c.num_attention_heads % c.o_groups == 0,
-        f"'o_groups' must divide 'num_attention_heads', found {c.o_groups} and {c.num_attention_heads}",
-    )
-    _require(c.qk_rope_head_dim % 2 == 0, f"'qk_rope_head_dim' rotates pairs and must be even, found {c.qk_rope_head_dim}")
-    for key in ("head_dim", "index_head_dim"):
-        _require(
-            c.qk_rope_head_dim <= getattr(c, key),
-            f"'qk_rope_head_dim' must not exceed '{key}', found {c.qk_rope_head_dim} and {getattr(c, key)}",
-        )
-    for chosen, total in (
-        ("num_experts_per_tok", "n_routed_experts"),
-        ("dspark_num_experts_per_tok", "dspark_n_routed_experts"),
-    ):
-        _require(
-            getattr(c, chosen) <= getattr(c, total),
-            f"'{chosen}' must not exceed '{total}', found {getattr(c, chosen)} and {getattr(c, total)}",
-        )
-    # A smaller pool could leave fewer visible candidates than top-k wants while others are masked: a tie at -inf.
-    pool, least = c.candidate_topk_blocks * c.candidate_block_size, c.index_topk + c.candidate_block_size
-    _require(
-        pool >= least,
-        f"the candidate pool ('candidate_topk_blocks' x 'candidate_block_size' = {pool}) must hold at least "
-        f"'index_topk' + 'candidate_block_size' = {least} entries",
-    )
-
-
-def _check_tokens(c: ModelConfig) -> None:
-    for key in (*_TOP_TOKENS, "engram_pad_token_id", "dspark_noise_token_id"):
-        token = getattr(c, key)
-        _require(0 <= token < c.vocab_size, f"'{key}' is {token}, outside 'vocab_size' {c.vocab_size}")
-    _require(
-        c.engram_compressed_vocab_size <= c.vocab_size,
-        f"'engram_compressed_vocab_size' ({c.engram_compressed_vocab_size}) must not exceed 'vocab_size' ({c.vocab_size})",
-    )
-
-
-def _check_layer_ids(c: ModelConfig, key: str) -> None:
-    ids = getattr(c, key)
-    _require(list(ids) == sorted(set(ids)), f"'{key}' must list layers in ascending order, each once, found {list(ids)}")
-    outside = [layer for layer in ids if layer >= c.num_hidden_layers]
-    _require(
-        not outside, f"'{key}' names layers {outside}, but 'num_hidden_layers' is {c.num_hidden_layers} (counted from 0)"
-    )
-
-
-def _check_layers(c: ModelConfig) -> None:
-    _require(
-        len(c.compress_ratios) == c.total_layers,
-        f"'compress_ratios' has {len(c.compress_ratios)} entries, but 'num_hidden_layers' + 'num_nextn_predict_layers' is "
-        f"{c.num_hidden_layers} + {c.num_nextn_predict_layers}",
-    )
-    drafts = c.compress_ratios[c.num_hidden_layers :]
-    _require(
-        not any(drafts),
-        f"the last 'num_nextn_predict_layers' ({c.num_nextn_predict_layers}) entries of 'compress_ratios' are the draft "
-        f"layers and must be 0 (sliding window only), found {list(drafts)}",
-    )
-    for key in ("kv_source_layer_ids", "index_source_layer_ids"):
-        _check_layer_ids(c, key)
-        window = [layer for layer in getattr(c, key) if c.compress_ratios[layer] == 0]
-        _require(not window, f"'{key}' names layers {window}, which 'compress_ratios' makes window layers (ratio 0)")
-    extra = sorted(set(c.kv_source_layer_ids) - set(c.index_source_layer_ids))
-    _require(
-        not extra,
-        f"every kv source picks its own positions: 'kv_source_layer_ids' has {extra}, missing in 'index_source_layer_ids'",
-    )
-    for layer in range(c.num_hidden_layers):
-        _check_source(c, layer)
-    _check_candidates(c)
-
-
-def _check_source(c: ModelConfig, layer: int) -> None:
-    ratio = c.compress_ratios[layer]
-    if ratio == 0:
-        return
-    source = c.kv_source(layer)
-    if source is None:
-        raise ConfigError(
-            f"'compress_ratios' compresses layer {layer}, but 'kv_source_layer_ids' ({list(c.kv_source_layer_ids)}) has no "
-            "source at or before it"
-        )
-    _require(
-        c.compress_ratios[source] == ratio,
-        f"'compress_ratios' gives layer {layer} the ratio {ratio}, but its source by 'kv_source_layer_ids', layer {source}, "
-        f"has {c.compress_ratios[source]}",
-    )
-
-
-def _check_candidates(c: ModelConfig) -> None:
-    source = c.candidate_source_layer_id
-    _require(
-        source in c.index_source_layer_ids,
-        f"'candidate_source_layer_id' is {source}, which is not in 'index_source_layer_ids' {list(c.index_source_layer_ids)}",
-    )
-    # Candidate blocks are numbers of entries; they mean the same tokens only at the same ratio.
-    ratio = c.compress_ratios[source]
-    other = [layer for layer in c.index_source_layer_ids if layer > source and c.compress_ratios[layer] != ratio]
-    _require(
-        not other,
-        f"'index_source_layer_ids' after 'candidate_source_layer_id' ({source}) choose among its candidates and need its "
-        f"ratio {ratio} in 'compress_ratios'; layers {other} have another",
-    )
-
-
-def _check_engram(c: ModelConfig) -> None:
-    _check_layer_ids(c, "engram_layer_ids")
-    _require(c.engram_max_ngram_size >= 2, f"'engram_max_ngram_size' must be at least 2, found {c.engram_max_ngram_size}")
-    _require(
-        len(c.engram_num_embeddings) == len(c.engram_layer_ids),
-        f"'engram_num_embeddings' has {len(c.engram_num_embeddings)} entries and 'engram_layer_ids' "
-        f"{len(c.engram_layer_ids)}; each Engram layer has one table",
-    )
-    # Row numbers are carried as int32 by kernels; it also bounds the search for primes.
-    _require(
-        c.engram_vocab_size * c.engram_columns < 2**31,
-        f"'engram_vocab_size' x (n-gram sizes x 'engram_n_heads') must stay below 2^31, "
-        f"found {c.engram_vocab_size} x {c.engram_columns}",
-    )
-    primes = engram_primes(len(c.engram_layer_ids), c.engram_max_ngram_size, c.engram_n_heads, c.engram_vocab_size)
-    for layer, table, rows in zip(c.engram_layer_ids, primes, c.engram_num_embeddings, strict=True):
-        total = sum(map(sum, table))
-        _require(
-            total == rows,
-            f"'engram_num_embeddings' gives layer {layer} {rows} rows, but the primes that follow from 'engram_vocab_size' "
-            f"({c.engram_vocab_size}), 'engram_n_heads' ({c.engram_n_heads}) and 'engram_max_ngram_size' "
-            f"({c.engram_max_ngram_size}) sum to {total}",
-        )
-
-
-def _check_drafts(c: ModelConfig) -> None:
-    _check_layer_ids(c, "dspark_target_layer_ids")
-    _require(bool(c.dspark_target_layer_ids), "'dspark_target_layer_ids' must name at least one layer, found none")
