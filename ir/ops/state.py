@@ -1,0 +1,236 @@
+"""The ops that read or write caches; a reader or writer whose layout is not the cache's does not verify."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from dsv41c.ir.ops.custom import CustomOp, run_reference, shaped
+from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_bytes
+from dsv41c.ir.types import FORMATS, CacheType, TensorType
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr, UnitAttr
+from xdsl.ir import Operation
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    attr_def,
+    irdl_op_definition,
+    operand_def,
+    opt_attr_def,
+    opt_operand_def,
+    result_def,
+    traits_def,
+)
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
+
+class StateOp(CustomOp):
+    """An op with cache operands."""
+
+    def cache_type(self, operand: str) -> CacheType:
+        """Give the type of a cache operand."""
+        type_ = getattr(self, operand).type
+        assert isinstance(type_, CacheType)
+        return type_
+
+    def check_layout(self, operand: str, row_format: str, page: int, columns: int) -> None:
+        """Refuse when the layout that the op asks for is not the cache's."""
+        cache = self.cache_type(operand)
+        element, scale, group = FORMATS.get(row_format, (row_format, None, 0))
+        asked = f"page {page}, planar<{element} x {columns}{f' | {scale} / {group}' if scale else ''}>"
+        if asked != cache.layout_text():
+            raise VerifyException(
+                f"{self.name} asks for {operand} as {asked}; the cache is laid out as {cache.layout_text()}; "
+                "change the op's attributes or the cache's type so that both agree"
+            )
+
+    def check_row(self, operand: str, row: TensorType, role: str) -> None:
+        """Refuse rows whose width or element is not the cache's."""
+        cache = self.cache_type(operand)
+        if row.element != cache.row_element or row.dims[-1] != cache.row_width:
+            raise VerifyException(
+                f"{self.name} has {role} of {row.dims[-1]} x {row.element} a row; {operand} is laid out as "
+                f"{cache.layout_text()}, rows of {cache.row_width} x {cache.row_element}"
+            )
+
+
+@irdl_op_definition
+class Store(StateOp):
+    """Writes rows into their slots (-1: nothing) and gives the cache after it; `in_place` once no reader needs the old one."""
+
+    name = "dsv41.store"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("row_format", "page")
+    cache = operand_def(CacheType)
+    rows = operand_def(TensorType)
+    slots_ = operand_def(TensorType)
+    row_format = attr_def(StringAttr)
+    page = attr_def(IntegerAttr)
+    in_place = opt_attr_def(UnitAttr)
+    result = result_def(CacheType)
+
+    def verify_(self) -> None:
+        cache = self.cache_type("cache")
+        if self.result.type != cache:
+            raise VerifyException(f"dsv41.store takes {cache} and gives {self.result.type}; both must be one type")
+        self.check_layout("cache", self.row_format.data, self.page.value.data, cache.data.columns)
+        assert isinstance(self.rows.type, TensorType)
+        self.check_row("cache", self.rows.type, "rows")
+
+
+@irdl_op_definition
+class Load(StateOp):
+    """Reads the rows of slots [...]: [..., row width]; slot -1 gives row 0, for the caller to mask."""
+
+    name = "dsv41.load"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("row_format", "page", "row_width")
+    cache = operand_def(CacheType)
+    slots_ = operand_def(TensorType)
+    row_format = attr_def(StringAttr)
+    page = attr_def(IntegerAttr)
+    row_width = attr_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        cache = self.cache_type("cache")
+        self.check_layout("cache", self.row_format.data, self.page.value.data, cache.data.columns)
+        self.check_row("cache", TensorType.of([self.row_width.value.data], cache.row_element), "a row_width")
+        assert isinstance(self.result.type, TensorType)
+        self.check_row("cache", self.result.type, "results")
+
+
+@irdl_op_definition
+class SparseAttention(StateOp):
+    """Attention over window rows, fresh rows and selected main rows with a sink: bf16 [T, H, D]."""
+
+    name = "dsv41.sparse_attention"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("scale", "window_page", "main_page")
+    query = operand_def(TensorType)
+    window = operand_def(CacheType)
+    fresh = operand_def(TensorType)
+    window_index = operand_def(TensorType)
+    main = opt_operand_def(CacheType)
+    main_slots = opt_operand_def(TensorType)
+    sink = operand_def(TensorType)
+    scale = attr_def(FloatAttr)
+    window_page = attr_def(IntegerAttr)
+    main_page = attr_def(IntegerAttr)
+    result = result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        assert isinstance(self.query.type, TensorType)
+        assert isinstance(self.fresh.type, TensorType)
+        columns = _static(self.query.type.dims[-1])
+        self.check_layout("window", "fp8_e8m0", self.window_page.value.data, columns)
+        self.check_row("window", self.fresh.type, "fresh rows")
+        if (self.main is None) != (self.main_slots is None):
+            raise VerifyException("dsv41.sparse_attention has one of main and main_slots; it takes both or neither")
+        if self.main is not None:
+            self.check_layout("main", "fp4_e4m3", self.main_page.value.data, columns)
+
+
+@irdl_op_definition
+class IndexTopk(StateOp):
+    """Scores visible index entries and keeps the best: topk si64 [T, k], candidate blocks si64 [T, n_blocks]."""
+
+    name = "dsv41.index_topk"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("ratio", "k", "page", "block", "n_blocks")
+    query = operand_def(TensorType)
+    weights = operand_def(TensorType)
+    index = operand_def(CacheType)
+    pages = operand_def(TensorType)
+    sequence = operand_def(TensorType)
+    positions = operand_def(TensorType)
+    candidates = opt_operand_def(TensorType)
+    ratio = attr_def(IntegerAttr)
+    k = attr_def(IntegerAttr)
+    page = attr_def(IntegerAttr)
+    block = attr_def(IntegerAttr)
+    n_blocks = attr_def(IntegerAttr)
+    topk = result_def(TensorType)
+    blocks = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        assert isinstance(self.query.type, TensorType)
+        self.check_layout("index", "fp4_e8m0", self.page.value.data, _static(self.query.type.dims[-1]))
+        if self.cache_type("index").data.ratio != self.ratio.value.data:
+            raise VerifyException(
+                f"dsv41.index_topk asks for ratio {self.ratio.value.data}; "
+                f"the cache holds one entry for {self.cache_type('index').data.ratio} tokens"
+            )
+
+
+def _static(dim: int | str) -> int:
+    if isinstance(dim, int):
+        return dim
+    raise VerifyException(f"the head size is '{dim}'; a cache row needs a constant size")
+
+
+def _store_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    return [operands[0]]
+
+
+def _load_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    assert isinstance(op, Load)
+    cache = op.cache_type("cache")
+    return [Shaped((*shaped(operands[1]).shape, cache.row_width), cache.row_element)]
+
+
+def _attention_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    return [Shaped(shaped(operands[0]).shape, "bf16")]
+
+
+def _topk_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    assert isinstance(op, IndexTopk)
+    rows = shaped(operands[0]).shape[0]
+    return [Shaped((rows, op.k.value.data), "si64"), Shaped((rows, op.n_blocks.value.data), "si64")]
+
+
+def _store_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    rows = shaped(operands[1])
+    return Cost(moved_bytes(operands), rows.bytes, {})
+
+
+def _load_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    written = moved_bytes(results)
+    return Cost(moved_bytes(operands) + written, written, {})
+
+
+def _attention_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    assert isinstance(op, SparseAttention)
+    rows, heads, columns = shaped(operands[0]).shape
+    window_keys = shaped(operands[3]).shape[1]
+    main_keys = shaped(operands[5]).shape[1] if operands[5] is not None else 0
+    read = moved_bytes(operands) + rows * window_keys * op.cache_type("window").row_bytes
+    if op.main is not None:
+        read += rows * main_keys * op.cache_type("main").row_bytes
+    # Keys are values too: one product for the logits, one for the output.
+    flops = 4 * rows * heads * columns * (window_keys + main_keys)
+    return Cost(read, moved_bytes(results), {"f32": flops})
+
+
+def _topk_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    """Upper bound: every row scores all entries its block table can hold, each sequence's index rows read once."""
+    assert isinstance(op, IndexTopk)
+    rows, heads, columns = shaped(operands[0]).shape
+    sequences, pages = shaped(operands[3]).shape
+    entries = pages * op.page.value.data
+    read = moved_bytes(operands) + sequences * entries * op.cache_type("index").row_bytes
+    scored = entries if operands[6] is None else min(entries, shaped(operands[6]).shape[1] * op.block.value.data)
+    return Cost(read, moved_bytes(results), {"f32": 2 * rows * heads * (columns + 1) * scored})
+
+
+def _run_store(op: Operation, operands: Sequence[Any]) -> list[Any]:
+    assert isinstance(op, Store)
+    cache = operands[0] if op.in_place is not None else operands[0].clone()
+    run_reference(op, [cache, *operands[1:]])
+    return [cache]
+
+
+RULES = [
+    OpRule(Store, _store_shape, Effect(reads=("cache",), writes=("cache",)), _store_cost, _run_store),
+    OpRule(Load, _load_shape, Effect(reads=("cache",)), _load_cost, run_reference),
+    OpRule(SparseAttention, _attention_shape, Effect(reads=("window", "main")), _attention_cost, run_reference),
+    OpRule(IndexTopk, _topk_shape, Effect(reads=("index",)), _topk_cost, run_reference),
+]
