@@ -1,8 +1,8 @@
 """The CPU device: IREE modules, and tensors that torch and IREE share without a copy.
 
 Who keeps what alive: a buffer view holds the torch tensor (or the file mapping) under it, a tensor from `to_tensor`
-holds the buffer of its view, and the device is never destroyed before the process ends (see `_hold_forever`). So views and
-tensors may be dropped in any order.
+holds the buffer of its view, and the device is never destroyed before the process ends (see `_hold_forever`). So
+views and tensors may be dropped in any order.
 """
 
 import mmap
