@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,14 +83,14 @@ class Checkpoint:
         """Reads config and headers of a checkpoint.
 
         Args:
-            folder: holds `config.json` and either `model.safetensors` or `model.safetensors.index.json` with its shards.
+            folder: holds `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its shards.
         Errors: ConfigError for the config; CheckpointError that names the file (and tensor) for a missing or truncated
             shard, a damaged header, or an index that does not fit its shards.
         """
         folder = Path(folder)
         if not folder.is_dir():
             raise CheckpointError(
-                f"{folder} is not a folder; a checkpoint is a folder with config.json and safetensors files"
+                f"{folder} is not a folder; a checkpoint is a folder with config.json and its weights"
             )
         config = ModelConfig.from_json(folder)
         shards = _shards(folder)
@@ -111,11 +112,13 @@ class Checkpoint:
         """Holds every tensor against the config.
 
         Returns: the tensors that are not read, each with the reason.
-        Errors: CheckpointError that lists up to ten tensors: missing, unknown, or of another shape or dtype than expected.
+        Errors: CheckpointError that lists up to ten tensors: missing, unknown, or of another shape or dtype than
+            expected.
         """
         expected = expected_tensors(self.config)
         known = {**expected, **vision_tensors(self.config)}
-        ignored = {name: reason for name in self.tensors if name not in expected and (reason := unread_reason(name))}
+        unexpected = [name for name in self.tensors if name not in expected]
+        ignored = {name: reason for name in unexpected if (reason := unread_reason(name))}
         problems = [
             f"'{name}' is missing, expected {spec}" for name, spec in expected.items() if name not in self.tensors
         ]
@@ -134,8 +137,8 @@ class Checkpoint:
 
         Args:
             name: as in the checkpoint.
-        Returns: float8_e4m3fn, bfloat16 or float32 for F8_E4M3, BF16 and F32; uint8 for F8_E8M0 (scale bytes) and I8 (two
-            FP4 codes a byte). It is a copy only where its offset is no multiple of its element size.
+        Returns: float8_e4m3fn, bfloat16 or float32 for F8_E4M3, BF16 and F32; uint8 for F8_E8M0 (scale bytes) and I8
+            (two FP4 codes a byte). It is a copy only where its offset is no multiple of its element size.
         Errors: CheckpointError when there is no such tensor, or its dtype is none of these.
         """
         stored = self.tensors.get(name)
@@ -315,7 +318,7 @@ def _are_sizes(value: Any) -> bool:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
-        repeated = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
+        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise CheckpointError(f"'{repeated}' is given twice")
     return document
 

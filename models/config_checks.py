@@ -6,7 +6,7 @@ Each check raises ConfigError naming the keys that contradict each other and the
 from typing import TYPE_CHECKING
 
 from dsv41c.errors import ConfigError
-from dsv41c.models.engram_tables import engram_primes
+from dsv41c.models.primes import engram_primes
 
 if TYPE_CHECKING:
     from dsv41c.models.config import ModelConfig
@@ -171,7 +171,11 @@ def _check_engram(c: "ModelConfig") -> None:
         f"'engram_num_embeddings' has {len(c.engram_num_embeddings)} entries and 'engram_layer_ids' "
         f"{len(c.engram_layer_ids)}; each Engram layer has one table",
     )
-    # Row numbers are carried as int32 by kernels; it also bounds the search for primes.
+    # Both bound the search for primes; row numbers are also carried as int32 by kernels.
+    _require(
+        c.engram_columns <= 1024,
+        f"'engram_n_heads' x n-gram sizes up to 'engram_max_ngram_size' must be at most 1024, found {c.engram_columns}",
+    )
     _require(
         c.engram_vocab_size * c.engram_columns < 2**31,
         f"'engram_vocab_size' x (n-gram sizes x 'engram_n_heads') must stay below 2^31, "

@@ -5,13 +5,13 @@ SPEC 7.1-7.4.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from dsv41c.errors import CheckpointError
+from dsv41c.models.primes import engram_primes
 from tokenizers import Regex, Tokenizer, normalizers
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _NORMALIZE = normalizers.Sequence(
 class EngramTables:
     """Constants of the hash for one model; columns run n-gram size first, then head (SPEC 7.4).
 
-    token_map: int64 [vocab_size], compressed id of each token. pad: compressed id that stands for missing and dead tokens.
+    token_map: int64 [vocab_size], compressed id of each token. pad: compressed id for missing and dead tokens.
     primes, offsets: int64 [Engram layers, columns], rows of each column's table and its first row.
     multipliers: int64 [Engram layers, max n-gram].
     """
@@ -47,49 +47,6 @@ class EngramTables:
     primes: torch.Tensor
     offsets: torch.Tensor
     multipliers: torch.Tensor
-
-
-def _next_prime(above: int, small: list[int]) -> int:
-    """The smallest prime greater than `above`; `small` holds all primes found so far and grows as needed."""
-    candidate = above + 1
-    while True:
-        while small[-1] * small[-1] < candidate:
-            _grow(small)
-        if candidate >= 2 and all(candidate % p for p in small if p * p <= candidate):
-            return candidate
-        candidate += 1
-
-
-def _grow(small: list[int]) -> None:
-    candidate = small[-1] + 2
-    while any(candidate % p == 0 for p in small if p * p <= candidate):
-        candidate += 2
-    small.append(candidate)
-
-
-@lru_cache(maxsize=16)
-def engram_primes(layers: int, max_ngram: int, heads: int, base: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """The table size of every hash column: consecutive primes from `base` on, no prime used twice.
-
-    Args:
-        layers: number of Engram layers. max_ngram: largest n-gram size, at least 2. heads: hash heads of one size.
-        base: rows a column should have at least; the first prime is the first one that is not below it.
-    Returns: primes[layer][n-gram size - 2][head].
-    Source: SPEC 7.3. The search starts again for each n-gram size but skips
-        used primes, so the sequence just continues.
-    """
-    small, last = [2, 3], base - 1
-    table = []
-    for _ in range(layers):
-        sizes = []
-        for _ in range(max_ngram - 1):
-            row = []
-            for _ in range(heads):
-                last = _next_prime(last, small)
-                row.append(last)
-            sizes.append(tuple(row))
-        table.append(tuple(sizes))
-    return tuple(table)
 
 
 def engram_multipliers(config: "ModelConfig") -> torch.Tensor:
@@ -123,13 +80,13 @@ def compressed_token_ids(tokenizer: Tokenizer, config: "ModelConfig") -> torch.T
     ids = [classes.setdefault(_class_key(tokenizer, token), len(classes)) for token in range(length)]
     if len(classes) != config.engram_compressed_vocab_size:
         raise CheckpointError(
-            f"the tokenizer gives {len(classes)} compressed token ids, but the config's 'engram_compressed_vocab_size' is "
-            f"{config.engram_compressed_vocab_size}; use the tokenizer.json that belongs to this checkpoint"
+            f"the tokenizer gives {len(classes)} compressed token ids, but the config's 'engram_compressed_vocab_size' "
+            f"is {config.engram_compressed_vocab_size}; use the tokenizer.json that belongs to this checkpoint"
         )
     if config.engram_pad_token_id >= length:
         raise CheckpointError(
-            f"the config's 'engram_pad_token_id' is {config.engram_pad_token_id}, but the tokenizer has only {length} tokens; "
-            "use the tokenizer.json that belongs to this checkpoint"
+            f"the config's 'engram_pad_token_id' is {config.engram_pad_token_id}, but the tokenizer has only {length} "
+            "tokens; use the tokenizer.json that belongs to this checkpoint"
         )
     ids += [ids[config.engram_pad_token_id]] * (config.vocab_size - length)
     return torch.tensor(ids[: config.vocab_size], dtype=torch.int64)
