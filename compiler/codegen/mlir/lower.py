@@ -1,0 +1,89 @@
+"""Regions to one linalg module, by torch-mlir in this process."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch_mlir.ir as mlir
+from dsv41c.compiler.codegen.mlir.torch_text import torch_text
+from dsv41c.errors import CompileError
+from torch_mlir.dialects import torch as torch_dialect
+from torch_mlir.passmanager import PassManager
+from xdsl.dialects.func import FuncOp
+
+__all__ = ["lower_regions", "lower_text"]
+
+_TO_LINALG = "torch-backend-to-linalg-on-tensors-backend-pipeline{allow-non-finites=True}"
+_PIPELINE = f"builtin.module(func.func(torch-decompose-complex-ops), {_TO_LINALG})"
+# In torch-mlir this is `#map = ...` text at the head of each module; names would clash when modules are joined.
+_ALIAS = re.compile(r"^#(\w+) = (.*)$", re.MULTILINE)
+
+
+def lower_regions(regions: Mapping[str, FuncOp]) -> str:
+    """Lowers regions to one module of linalg functions.
+
+    Args:
+        regions: the regions by the name of their function in the module.
+
+    Returns:
+        The module's text, for IREE. Equal regions under equal names give equal text.
+
+    Raises:
+        CompileError: names region, op and torch-mlir's diagnostic.
+    """
+    return lower_text({name: torch_text(func, name) for name, func in regions.items()})
+
+
+def lower_text(functions: Mapping[str, str]) -> str:
+    """Lowers torch-mlir functions to one module of linalg functions.
+
+    Args:
+        functions: one `func.func` each, by the function's name.
+
+    Raises:
+        CompileError: as `lower_regions`.
+    """
+    context = _context()
+    bodies = [_lower(name, text, context) for name, text in functions.items()]
+    return "module {\n" + "".join(bodies) + "}\n"
+
+
+def _context() -> mlir.Context:
+    context = mlir.Context()
+    torch_dialect.register_dialect(context)
+    with context:
+        # The pipeline brings further dialects (torch_c, linalg) into the context; texts that use them parse only then.
+        _run(mlir.Module.parse("module {}"))
+    return context
+
+
+def _lower(name: str, text: str, context: mlir.Context) -> str:
+    # One region at a time, so that a failure names its region.
+    with context, mlir.Location.unknown():
+        try:
+            module = mlir.Module.parse(f"module {{\n{text}}}\n")
+        except mlir.MLIRError as error:
+            raise CompileError(f"region '{name}': torch-mlir does not take its text: {_diagnostics(error)}") from error
+        try:
+            _run(module)
+        except mlir.MLIRError as error:
+            raise CompileError(
+                f"region '{name}': torch-mlir cannot lower it to linalg: {_diagnostics(error)}"
+            ) from error
+        return "".join(_functions(module.operation.get_asm()))
+
+
+def _run(module: mlir.Module) -> None:
+    PassManager.parse(_PIPELINE).run(module.operation)
+
+
+def _diagnostics(error: mlir.MLIRError, limit: int = 3) -> str:
+    # The first diagnostics are the ones about the op; what follows are the passes that gave up because of it.
+    found = [diagnostic.message for diagnostic in error.error_diagnostics]
+    return " | ".join(found[:limit]) if found else str(error)
+
+
+def _functions(text: str) -> Iterable[str]:
+    aliases = dict(_ALIAS.findall(text))
+    body = text[text.index("module") :]
+    body = body[body.index("{") + 1 : body.rindex("}")]
+    yield re.sub(r"#(\w+)\b", lambda match: aliases.get(match[1], match[0]), body).lstrip("\n")
