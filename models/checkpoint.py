@@ -192,6 +192,8 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
         raise CheckpointError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; only these names are read")
     try:
         document = json.loads(index.read_bytes(), object_pairs_hook=_once)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {index}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{index} is not a JSON document: {error}") from error
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
@@ -259,8 +261,6 @@ def _check_length(path: Path, size: int, length: int) -> None:
 def _parse_header(path: Path, text: bytes, size: int) -> list[StoredTensor]:
     try:
         header = json.loads(text, object_pairs_hook=_once)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path} has a damaged header: {error}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} has a damaged header: it is not JSON ({error})") from error
     if not isinstance(header, dict):
@@ -319,7 +319,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
         repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise CheckpointError(f"'{repeated}' is given twice")
+        raise ValueError(f"'{repeated}' is given twice")
     return document
 
 

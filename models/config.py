@@ -9,7 +9,7 @@ ratio 0 is a layer with a sliding window only.
 import dataclasses
 import difflib
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,7 @@ class ModelConfig:
             document = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_refuse_repeated_keys)
         except OSError as error:
             raise ConfigError(f"cannot read the config {file}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file} is not a JSON document: {error}") from error
         return cls.from_dict(document)
 
@@ -376,7 +376,8 @@ class _Section:
 
     def number(self, key: str) -> float:
         found = self.get(key)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found) or found <= 0:
+        # The upper bound also refuses infinity and integers too large for a float.
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= sys.float_info.max:
             raise ConfigError(f"config key '{self.name(key)}' must be a finite number above 0, found {found!r}")
         return float(found)
 
