@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dsv41c.errors import PlanError
+from dsv41c.runtime.iree_device import missing_features
 from dsv41c.runtime.plan_format import (
     BANDS,
     ELEMENT_TYPES,
@@ -23,6 +23,7 @@ from dsv41c.runtime.plan_format import (
     LAUNCHES,
     MANIFEST,
     MANIFEST_DIGEST,
+    VIEWS,
     KernelEntry,
     Launch,
     LaunchList,
@@ -32,12 +33,13 @@ from dsv41c.runtime.plan_format import (
     WeightEntry,
     file_digest,
     header_digest,
+    is_bundle,
     launches_from_json,
     manifest_from_json,
     to_json,
 )
 
-_CPUINFO = Path("/proc/cpuinfo")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,13 @@ class Plan:
     checkpoint: Path
 
     @classmethod
-    def load(
-        cls, path: str | Path, *, checkpoint: str | Path | None = None, cpu_flags: Iterable[str] | None = None
-    ) -> Plan:
+    def load(cls, path: str | Path, *, checkpoint: str | Path | None = None, cpuinfo: Path = CPUINFO) -> Plan:
         """Reads and checks a plan folder.
 
         Args:
             path: the folder.
             checkpoint: where the checkpoint lies now, if it was moved since the compilation.
-            cpu_flags: this machine's CPU flags; read from the system if absent.
+            cpuinfo: where the system lists this machine's CPU features.
         Returns:
             the plan.
         Raises:
@@ -73,7 +73,7 @@ class Plan:
         """
         folder = Path(path)
         manifest = _read_manifest(folder)
-        _check_target(manifest.targets, machine_cpu_flags() if cpu_flags is None else frozenset(cpu_flags))
+        _check_target(manifest.targets, cpuinfo)
         _check_kernels(manifest.kernels)
         _check_files(folder, manifest)
         checkpoint_folder = Path(checkpoint) if checkpoint is not None else Path(manifest.checkpoint.path)
@@ -90,17 +90,6 @@ class Plan:
     def kernel(self, name: str) -> KernelEntry:
         """The kernel of that name; the loader has checked that launches name no other."""
         return next(kernel for kernel in self.manifest.kernels if kernel.name == name)
-
-
-def machine_cpu_flags() -> frozenset[str]:
-    """The CPU flags that the system reports; empty where it reports none."""
-    if not _CPUINFO.exists():
-        return frozenset()
-    for line in _CPUINFO.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
 
 
 def _read_json(path: Path) -> Any:
@@ -145,12 +134,12 @@ def _changed(name: str, recorded: str, found: str) -> str:
     )
 
 
-def _check_target(targets: tuple[Target, ...], flags: frozenset[str]) -> None:
+def _check_target(targets: tuple[Target, ...], cpuinfo: Path) -> None:
     cpu = [target for target in targets if target.name == "cpu"]
     if not cpu:
         names = ", ".join(target.name for target in targets) or "nothing"
         raise PlanError(f"the plan was compiled for {names}, this runtime runs cpu; compile it with --target cpu")
-    missing = [sorted(set(target.features) - flags) for target in cpu]
+    missing = [missing_features(target.features, cpuinfo) for target in cpu]
     if all(missing):
         raise PlanError(
             f"the plan's kernels use CPU features that this machine ({platform.machine()}) lacks: "
@@ -170,7 +159,7 @@ def _check_kernels(kernels: tuple[KernelEntry, ...]) -> None:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    named = {LAUNCHES: "the runtime"}
+    named = {LAUNCHES: "the runtime", VIEWS: "the runtime"}
     named |= {kernel.file: f"kernel {kernel.name}" for kernel in manifest.kernels if kernel.file is not None}
     named |= {file: f"program {name}" for name, file in manifest.programs.items()}
     named |= {weight.file: f"weight {name}" for name, weight in manifest.weights.items() if weight.file is not None}
@@ -228,10 +217,10 @@ def _check_weights(manifest: Manifest) -> None:
 
 
 def _check_parts(name: str, weight: WeightEntry, manifest: Manifest) -> None:
-    shape = weight.shape if len(weight.parts) == 1 else weight.shape[1:]
-    if len(weight.parts) > 1 and weight.shape[:1] != (len(weight.parts),):
+    bundle = is_bundle(name)
+    if len(weight.parts) != (weight.shape[0] if bundle else 1):
         raise PlanError(f"weight {name} has shape {list(weight.shape)} but {len(weight.parts)} parts; compile again")
-    # A bundle of one expert may be written with its leading 1: the bytes are the same.
+    shape = weight.shape[1:] if bundle else weight.shape
     expected = math.prod(shape) * ELEMENT_TYPES[weight.dtype].itemsize
     for part in weight.parts:
         file = manifest.checkpoint.files.get(part.file)

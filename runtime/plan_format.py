@@ -23,11 +23,13 @@ from typing import Any
 
 import torch
 from dsv41c.errors import PlanError
+from dsv41c.models.state import StateSpec
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 LAUNCHES = "launches.json"
+VIEWS = "kernels/views.vmfb"  # the device's own helper module, in every plan
 CONSTANTS = "constants.safetensors"
 
 KERNEL_KINDS = ("iree", "reference")
@@ -55,7 +57,7 @@ class Target:
 
     Attributes:
         name: "cpu".
-        features: CPU flags the kernels may use, spelled as /proc/cpuinfo spells them.
+        features: CPU features the kernels may use, by LLVM's names.
     """
 
     name: str
@@ -68,37 +70,6 @@ class PassRecord:
 
     name: str
     hash: str
-
-
-@dataclass(frozen=True)
-class StateEntry:
-    """One row of the state table (SPEC 10.6, 11).
-
-    Attributes:
-        name: the cache's name in programs, e.g. "main.20".
-        kind: "window", "main", "index", "tail" or "history".
-        owner: the layer that writes it, -1 for none.
-        ratio: tokens an entry stands for, 0 where entries are not compressed.
-        format: how a row is packed: a key of `dsv41c.models.quant.FORMATS`, "f32" or "i32".
-        page: rows in one page.
-        row_bytes: bytes of one row.
-        page_stride_bytes: bytes from one page to the next.
-        pool: "pages" (shared block table) or "rings" (one page for each sequence slot).
-        lifetime, restored, rollback: what becomes of it between requests and when tokens are withdrawn.
-    """
-
-    name: str
-    kind: str
-    owner: int
-    ratio: int
-    format: str
-    page: int
-    row_bytes: int
-    page_stride_bytes: int
-    pool: str
-    lifetime: str = ""
-    restored: str = ""
-    rollback: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,9 +109,9 @@ class WeightEntry:
 
     Attributes:
         dtype: a key of `ELEMENT_TYPES`.
-        shape: of the whole weight; where it has several parts, `[len(parts), *shape of one part]`.
+        shape: of the whole weight; of a bundle `[len(parts), *shape of one part]`.
         source: "checkpoint" (mapped from the checkpoint's own files) or "derived" (from a file of the plan).
-        parts: checkpoint only; several parts are a bundle, one tensor for each expert.
+        parts: checkpoint only; the parts of a bundle (a symbol with a `*`) are one tensor for each expert.
         file, tensor: derived only; a safetensors file of the plan and a name in it.
     """
 
@@ -180,7 +151,7 @@ class Manifest:
         passes: what made the programs, in order.
         tools: package -> version.
         page_tokens: tokens that one page of the "pages" pools holds.
-        state: the state table, in the order of the programs' cache arguments.
+        state: the state table, as `models.state` defines it.
         memory: the memory bill, bytes by name.
         kernels, weights: what launches may name.
         checkpoint: where the weights lie.
@@ -196,7 +167,7 @@ class Manifest:
     passes: tuple[PassRecord, ...]
     tools: dict[str, str]
     page_tokens: int
-    state: tuple[StateEntry, ...]
+    state: tuple[StateSpec, ...]
     memory: dict[str, Any]
     kernels: tuple[KernelEntry, ...]
     weights: dict[str, WeightEntry]
@@ -259,6 +230,11 @@ class LaunchList:
     programs: dict[str, Program]
 
 
+def is_bundle(symbol: str) -> bool:
+    """Whether a weight symbol names one tensor for each expert: its `*` stands for the expert."""
+    return "*" in symbol
+
+
 def to_json(record: Any) -> Any:
     """A record as JSON values (dicts, lists, texts, numbers)."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
@@ -318,9 +294,7 @@ def read_safetensors_header(path: Path) -> tuple[dict[str, Any], int, str]:
         size = int.from_bytes(length, "little")
         available = path.stat().st_size - 8
         if len(length) < 8 or size > available:
-            raise PlanError(
-                f"{path}: no whole safetensors header (it announces {size} bytes, the file has {available})"
-            )
+            raise PlanError(f"{path}: no whole safetensors header (announced {size} bytes, there are {available})")
         body = file.read(size)
     try:
         header = json.loads(body)

@@ -1,0 +1,261 @@
+"""Runs a program's launch list on the CPU: IREE kernels over shared memory, reference kernels in torch.
+
+All that a call does not change is prepared when the plan is loaded: kernel handles, weight and cache views, and for each
+launch an argument list in which only the values are left open. Values live in numbered slots; a value is a buffer view
+or a torch tensor, whichever its producer made, and is converted, without a copy, where a consumer needs the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from dsv41c.errors import PlanError
+from dsv41c.runtime.iree_device import ALIGNMENT, IreeDevice, IreeModule, aligned_empty
+from dsv41c.runtime.kernels import registry
+from dsv41c.runtime.kernels.binding import ExpertBody, LaunchContext
+from dsv41c.runtime.plan import Plan
+from dsv41c.runtime.plan_format import VIEWS, Launch, Program
+from dsv41c.runtime.weights import Bundle, Weight, WeightFiles
+from iree.runtime import HalBufferView, HalElementType
+from torch import Tensor
+
+# IREE's integers carry no sign. Of the dtypes that share a size, programs use the one named here: packed rows are
+# unsigned bytes, ids and indices are signed.
+_DTYPES = {
+    int(HalElementType.FLOAT_32): torch.float32,
+    int(HalElementType.FLOAT_64): torch.float64,
+    int(HalElementType.FLOAT_16): torch.float16,
+    int(HalElementType.BFLOAT_16): torch.bfloat16,
+    int(HalElementType.FLOAT_8_E4M3_FN): torch.float8_e4m3fn,
+    int(HalElementType.INT_64): torch.int64,
+    int(HalElementType.INT_32): torch.int32,
+    int(HalElementType.INT_8): torch.uint8,
+    int(HalElementType.BOOL_8): torch.bool,
+}
+
+Values = list[Any]
+Step = Callable[[Values], None]
+
+
+class CpuExecutor:
+    """A plan's programs, ready to run over one set of caches.
+
+    Args:
+        plan: the plan.
+        caches: a tensor for each cache of the state table, by name; they must keep their memory.
+        threads: worker threads of compiled kernels; one runs them on the calling thread.
+    Raises:
+        PlanError: a kernel, weight or cache that launches name cannot be had here.
+    """
+
+    def __init__(self, plan: Plan, caches: Mapping[str, Tensor], threads: int = 1) -> None:
+        self._plan = plan
+        self._caches = dict(caches)
+        self._device = IreeDevice(plan.path / VIEWS, "local-sync" if threads == 1 else "local-task", threads)
+        self._weight_files = WeightFiles(plan, self._device)
+        self._weights: dict[str, Weight] = {}
+        self._modules: dict[str, IreeModule] = {}
+        self._kernels = {kernel.name: kernel for kernel in plan.manifest.kernels}
+        self._cache_views = {name: self._device.to_view(cache) for name, cache in self._caches.items()}
+        self._programs = {name: self._prepare(program) for name, program in plan.programs.items()}
+
+    def run(self, program: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One call of a program.
+
+        Args:
+            program: its name.
+            inputs: a tensor for each of its inputs; caches are not inputs, they are written in place.
+        Returns:
+            its outputs by name.
+        Raises:
+            PlanError: there is no such program, or an input is missing.
+        """
+        prepared = self._programs.get(program)
+        if prepared is None:
+            raise PlanError(f"the plan has no program {program}; it has {', '.join(self._programs)}")
+        return prepared(inputs)
+
+    def timed_run(self, program: str, inputs: Mapping[str, Tensor], clock: Callable[[], float]) -> list[float]:
+        """The seconds that each launch of a call took, in launch order; for benchmarks."""
+        return self._programs[program].timed(inputs, clock)
+
+    def _prepare(self, program: Program) -> PreparedProgram:
+        slots: dict[str, int] = {f"%{spec.name}": slot for slot, spec in enumerate(program.inputs)}
+        for launch in program.launches:
+            for name in launch.results:
+                slots.setdefault(name, len(slots))
+        steps = [self._step(launch, slots) for launch in program.launches]
+        outputs = [(output.name, slots[output.value]) for output in program.outputs]
+        return PreparedProgram([spec.name for spec in program.inputs], steps, outputs, len(slots), self.to_tensor)
+
+    def _step(self, launch: Launch, slots: Mapping[str, int]) -> Step:
+        fills = [(at, slots[arg]) for at, arg in enumerate(launch.args) if arg is not None and arg.startswith("%")]
+        results = [slots[name] for name in launch.results]
+        frees = [slots[name] for name in launch.frees]
+        if self._kernels[launch.kernel].kind == "iree":
+            return self._iree_step(launch, fills, results, frees)
+        return self._reference_step(launch, fills, results, frees)
+
+    def _iree_step(self, launch: Launch, fills: list[tuple[int, int]], results: list[int], frees: list[int]) -> Step:
+        function = self._function(launch.kernel)
+        template = [self._constant_view(arg) for arg in launch.args]
+        to_view, tensor_type = self.to_view, Tensor
+
+        def step(values: Values) -> None:
+            args = template.copy()
+            for at, slot in fills:
+                value = values[slot]
+                args[at] = to_view(value) if isinstance(value, tensor_type) else value
+            for slot, value in zip(results, function(args), strict=True):
+                values[slot] = value
+            for slot in frees:
+                values[slot] = None
+
+        return step
+
+    def _reference_step(
+        self, launch: Launch, fills: list[tuple[int, int]], results: list[int], frees: list[int]
+    ) -> Step:
+        constants = tuple(self._constant_tensor(arg) for arg in launch.args)
+        attrs = {key: value for key, value in launch.attrs.items() if key != "body"}
+        context = LaunchContext(attrs, constants, self._expert_body(launch))
+        run = registry.find(launch.kernel).bind(context)
+        to_tensor, tensor_type = self.to_tensor, Tensor
+
+        def step(values: Values) -> None:
+            args = list(constants)
+            for at, slot in fills:
+                value = values[slot]
+                args[at] = value if isinstance(value, tensor_type) else to_tensor(value)
+            for slot, value in zip(results, run(args), strict=True):
+                values[slot] = value
+            for slot in frees:
+                values[slot] = None
+
+        return step
+
+    def _expert_body(self, launch: Launch) -> ExpertBody | None:
+        """The compiled kernel of one expert as a torch function; its weight views are made on an expert's first use."""
+        name = launch.attrs.get("body")
+        if name is None:
+            return None
+        function, to_view, to_tensor = self._function(name), self.to_view, self.to_tensor
+        weights = [self._weight(str(arg)[1:]) for arg in launch.args[3:]]
+        views: dict[int, list[HalBufferView]] = {}
+
+        def body(expert: int, x: Tensor, scale: Tensor) -> Tensor:
+            own = views.get(expert)
+            if own is None:
+                own = views[expert] = [weight.view(expert) for weight in weights]
+            return to_tensor(function([to_view(x), to_view(scale), *own])[0])
+
+        return body
+
+    def _function(self, name: str) -> Callable[[Sequence[HalBufferView]], list[HalBufferView]]:
+        kernel = self._kernels[name]
+        file, function = str(kernel.file), str(kernel.function)
+        if file not in self._modules:
+            self._modules[file] = self._device.load_module(self._plan.path / file)
+        return self._modules[file].function(function)
+
+    def _weight(self, symbol: str) -> Weight:
+        if symbol not in self._weights:
+            self._weights[symbol] = self._weight_files.weight(symbol)
+        return self._weights[symbol]
+
+    def _cache(self, name: str) -> Tensor:
+        if name not in self._caches:
+            raise PlanError(f"launches use cache {name}, which is not in the state table; compile the plan again")
+        return self._caches[name]
+
+    def _constant_view(self, arg: str | None) -> HalBufferView | None:
+        if arg is None or arg.startswith("%"):
+            return None
+        if arg.startswith("$"):
+            self._cache(arg[1:])
+            return self._cache_views[arg[1:]]
+        return self._weight(arg[1:]).view()
+
+    def _constant_tensor(self, arg: str | None) -> Tensor | Bundle | None:
+        if arg is None or arg.startswith("%"):
+            return None
+        if arg.startswith("$"):
+            return self._cache(arg[1:])
+        weight = self._weight(arg[1:])
+        return weight if isinstance(weight, Bundle) else weight.tensor()
+
+    def to_view(self, tensor: Tensor) -> HalBufferView:
+        """A tensor as a buffer view: shared where its memory can be, else copied (strided, or not 64-byte aligned)."""
+        if tensor.data_ptr() % ALIGNMENT or not tensor.is_contiguous() or tensor.numel() == 0:
+            tensor = _aligned_copy(tensor)
+        return self._device.to_view(tensor)
+
+    def to_tensor(self, view: HalBufferView) -> Tensor:
+        """A buffer view as a tensor that shares its memory."""
+        dtype = _DTYPES.get(view.element_type)
+        if dtype is None:
+            raise PlanError(f"a kernel returned element type {view.element_type:#x}, which no program uses")
+        if 0 in view.shape:
+            return torch.empty(tuple(view.shape), dtype=dtype)
+        return self._device.to_tensor(view, dtype)
+
+
+class PreparedProgram:
+    """A program whose launches are bound.
+
+    Args:
+        inputs: names, in slot order.
+        steps: one function a launch.
+        outputs: name and slot.
+        n_slots: values of the program.
+        to_tensor: makes a tensor of a buffer view.
+    """
+
+    def __init__(
+        self,
+        inputs: list[str],
+        steps: list[Step],
+        outputs: list[tuple[str, int]],
+        n_slots: int,
+        to_tensor: Callable[[HalBufferView], Tensor],
+    ) -> None:
+        self._inputs, self._steps, self._outputs = inputs, steps, outputs
+        self._open: list[None] = [None] * (n_slots - len(inputs))
+        self._to_tensor = to_tensor
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        values = self._values(inputs)
+        for step in self._steps:
+            step(values)
+        return {name: self._tensor(values[slot]) for name, slot in self._outputs}
+
+    def timed(self, inputs: Mapping[str, Tensor], clock: Callable[[], float]) -> list[float]:
+        """As a call, but with the time of each launch for a result."""
+        values = self._values(inputs)
+        ticks = [clock()]
+        for step in self._steps:
+            step(values)
+            ticks.append(clock())
+        return [after - before for before, after in zip(ticks, ticks[1:], strict=False)]
+
+    def _values(self, inputs: Mapping[str, Tensor]) -> Values:
+        missing = [name for name in self._inputs if name not in inputs]
+        if missing:
+            raise PlanError(f"the program takes {', '.join(self._inputs)}; missing: {_listed(missing)}")
+        return [inputs[name] for name in self._inputs] + self._open
+
+    def _tensor(self, value: Any) -> Tensor:
+        return value if isinstance(value, Tensor) else self._to_tensor(value)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _aligned_copy(tensor: Tensor) -> Tensor:
+    # IREE cannot import memory of no bytes; one unused element gives such a tensor an address.
+    if tensor.numel() == 0:
+        return aligned_empty((1,), tensor.dtype)[:0].view(tensor.shape)
+    return aligned_empty(tensor.shape, tensor.dtype).copy_(tensor)

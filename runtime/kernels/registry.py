@@ -1,0 +1,35 @@
+"""The reference kernels by name; another name is an error that lists what there is."""
+
+from __future__ import annotations
+
+from dsv41c.errors import PlanError
+from dsv41c.runtime.kernels import definitions, experts, index_topk, load, lookup, rotary, store
+from dsv41c.runtime.kernels.binding import ReferenceKernel
+
+REFERENCE_KERNELS = {
+    name: ReferenceKernel(name, "reference", bind)
+    for name, bind in {
+        "store": store.bind,
+        "load": load.bind,
+        "index_topk": index_topk.bind,
+        "rotary": rotary.bind,
+        "lookup": lookup.bind,
+        "experts": experts.bind,
+        **definitions.BINDINGS,
+    }.items()
+}
+
+
+def find(name: str) -> ReferenceKernel:
+    """The reference kernel of that name.
+
+    Raises:
+        PlanError: there is none.
+    """
+    kernel = REFERENCE_KERNELS.get(name)
+    if kernel is None:
+        raise PlanError(
+            f"this runtime has no reference kernel {name}; it has {', '.join(sorted(REFERENCE_KERNELS))}; "
+            "compile the plan with this release of dsv41c"
+        )
+    return kernel
