@@ -117,7 +117,7 @@ class FunctionBuilder:
         return self._constants[key]
 
     def list(self, items: Sequence[Any], element: str | None = None) -> SSAValue:
-        """Make a list of values or Python scalars; `element` ("int", "vtensor", ...) is needed only for an empty one."""
+        """Make a list of values or Python scalars; `element` ("int", "vtensor", ...) only for an empty one."""
         values = [self.operand(item) for item in items]
         word = element or ("vtensor" if isinstance(values[0].type, TensorType) else values[0].type.name.split(".")[-1])
         op = ListConstruct.build(operands=[values], result_types=[TorchList(word)])
@@ -194,7 +194,9 @@ class FunctionBuilder:
         attributes: dict[str, Attribute] = {"name": StringAttr(name), "source": StringAttr(source)}
         return self.add(Weight.build(result_types=[type_], attributes=attributes), [name])[0]
 
-    def call(self, callee: FuncOp, operands: Sequence[SSAValue], names: Sequence[str] | None = None) -> Sequence[SSAValue]:
+    def call(
+        self, callee: FuncOp, operands: Sequence[SSAValue], names: Sequence[str] | None = None
+    ) -> Sequence[SSAValue]:
         """Append a call of an outlined function."""
         return self.add(Call.of(callee.sym_name.data, operands, callee.function_type.outputs.data), names)
 

@@ -1,7 +1,8 @@
 """Symbolic sizes: integer expressions over symbols, kept in one normal form so that equal sizes are equal text.
 
-A size is an int or a text such as `T`, `4*T`, `128*S + T`, `T floordiv 4`, `max(T, 8)`. The normal form is a polynomial:
-terms by falling degree, then by name; `floordiv`, `mod`, `max` and `min` stay as opaque factors with normalised parts.
+A size is an int or a text such as `T`, `4*T`, `128*S + T`, `T floordiv 4`, `max(T, 8)`. The normal form is a
+polynomial: terms by falling degree, then by name; `floordiv`, `mod`, `max` and `min` stay as opaque factors with
+normalised parts.
 """
 
 import ast
@@ -205,7 +206,7 @@ def _apply(operator: ast.operator, left: int, right: int) -> int:
 
 
 def prime_assignments(ranges: Mapping[str, tuple[int, int]], names: Iterable[str] = ()) -> tuple[dict[str, int], ...]:
-    """Choose two assignments of distinct primes, so that two sizes which agree under both are equal for all practical ends.
+    """Choose two assignments of distinct primes; sizes that agree under both count as equal.
 
     Args:
         ranges: (smallest, largest) per declared symbol; a symbol with one legal value keeps it.

@@ -1,5 +1,6 @@
 """The text form: one op a line, exact SSA names, types with layout, origin as an attribute; `parse(print(m)) == m`."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 
 from dsv41c.errors import IRError
@@ -48,7 +49,13 @@ class ProgramPrinter(Printer):
             case _:
                 super().print_attribute(attribute)
 
-    def print_op_attributes(self, attributes, *, reserved_attr_names=(), print_keyword=False) -> bool:  # type: ignore[no-untyped-def]
+    def print_op_attributes(
+        self,
+        attributes: Mapping[str, Attribute],
+        *,
+        reserved_attr_names: Iterable[str] = (),
+        print_keyword: bool = False,
+    ) -> bool:
         hidden = reserved_attr_names if self._origins else (*reserved_attr_names, "origin")
         return super().print_op_attributes(attributes, reserved_attr_names=hidden, print_keyword=print_keyword)
 
@@ -56,7 +63,7 @@ class ProgramPrinter(Printer):
 class ProgramParser(Parser):
     """Keeps SSA names exactly as they stand in the text."""
 
-    def _register_ssa_definition(self, name: str, values, span: Span) -> None:  # type: ignore[no-untyped-def]
+    def _register_ssa_definition(self, name: str, values: Sequence[SSAValue], span: Span) -> None:
         super()._register_ssa_definition(name, values, span)
         if not name.isdigit():
             for value in values:

@@ -67,7 +67,7 @@ def dtype_of(element: str) -> torch.dtype:
 
 
 def take_angle_text(parser: AttrParser) -> str:
-    """Take the raw text of `<...>` at the parser's place, brackets balanced; sizes and layouts have a syntax of their own."""
+    """Take the raw text of `<...>`, brackets balanced; sizes and layouts have a syntax of their own."""
     start = parser._current_token.span.start
     content = parser.lexer.input.content
     if content[start] != "<":
@@ -268,7 +268,8 @@ _CACHE_TEXT = re.compile(
 def _cache_data(text: str) -> CacheData:
     match = _CACHE_TEXT.fullmatch(text)
     if match is None:
-        raise ValueError(f"cache type <{text}> is not of the form <\"kind\", owner n, ratio n, page n, planar<e x n | s / n>>")
+        form = '<"kind", owner n, ratio n, page n, planar<element x n | scale / n>>'
+        raise ValueError(f"cache type <{text}> is not of the form {form}")
     data = CacheData(
         kind=match["kind"],
         owner=int(match["owner"]),
@@ -349,7 +350,16 @@ class TorchList(Data[str], TypeAttribute):
 
 INT, FLOAT, BOOL, NONE, STR = TorchInt(), TorchFloat(), TorchBool(), TorchNone(), TorchStr()
 SCALARS: tuple[type[Attribute], ...] = (TorchInt, TorchFloat, TorchBool, TorchNone, TorchStr, TorchList)
-TYPES: Sequence[type[TypeAttribute]] = (TensorType, CacheType, TorchInt, TorchFloat, TorchBool, TorchNone, TorchStr, TorchList)
+TYPES: Sequence[type[TypeAttribute]] = (
+    TensorType,
+    CacheType,
+    TorchInt,
+    TorchFloat,
+    TorchBool,
+    TorchNone,
+    TorchStr,
+    TorchList,
+)
 
 
 @lru_cache(maxsize=65536)

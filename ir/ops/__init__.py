@@ -1,1 +1,1 @@
-"""The ops of dsv41 programs; each has a signature with verifier, shape rule, effect on state, cost rule and reference."""
+"""The ops of dsv41 programs, each with signature and verifier, shape rule, effect on state, cost rule, reference."""

@@ -53,7 +53,8 @@ class AtenOp(PlainSyntax):
             names = ", ".join(argument.name for argument in schema.arguments)
             raise VerifyException(f"{self.name} has {len(self.operands)} operands; its schema asks for ({names})")
         if len(self.results) != len(schema.returns):
-            raise VerifyException(f"{self.name} has {len(self.results)} results; its schema gives {len(schema.returns)}")
+            given = len(schema.returns)
+            raise VerifyException(f"{self.name} has {len(self.results)} results; its schema gives {given}")
 
 
 @lru_cache(maxsize=4096)
@@ -70,7 +71,8 @@ def aten_class(name: str) -> type[AtenOp]:
         raise IRError(f"op '{name}' is unknown: torch has no aten::{name.removeprefix(PREFIX)}") from error
     if overload._schema.is_mutable:
         raise IRError(f"op '{name}' mutates an operand; programs are functional, state changes only in dsv41.store")
-    return type(f"Aten_{packet}_{overload_name}", (AtenOp,), {"name": name, "overload": overload, "__doc__": str(overload)})
+    members = {"name": name, "overload": overload, "__doc__": str(overload)}
+    return type(f"Aten_{packet}_{overload_name}", (AtenOp,), members)
 
 
 def aten_name(overload: torch._ops.OpOverload) -> str:
@@ -102,7 +104,7 @@ def call_aten(op: Operation, operands: Sequence[Any], device: str | None = None)
             keywords[argument.name] = value
         else:
             positional.append(value)
-    if op.name == "torch.aten.view":
+    if op.name.startswith("torch.aten.view"):
         # Values have no strides: a view of a transposed value is legal here though torch would refuse it.
         positional[0] = positional[0].contiguous()
     result = op.overload(*positional, **keywords)
@@ -173,7 +175,9 @@ def _flops(packet: str, operands: Sequence[Argument], tensors: list[Shaped], out
 def _einsum_extent(equation: str, operands: Argument) -> int:
     assert isinstance(operands, list)
     terms = equation.replace(" ", "").split("->")[0].split(",")
-    sizes = {letter: size for term, tensor in zip(terms, operands, strict=True) for letter, size in zip(term, tensor.shape)}
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, operands, strict=True):
+        sizes.update(zip(term, tensor.shape, strict=True))
     return math.prod(sizes.values())
 
 

@@ -134,7 +134,8 @@ class Call(_Invocation):
 class Launch(_Invocation):
     """Runs a kernel of the plan: `dsv41.launch "store"(%cache, %rows, none) {page = 8} : (...) -> (...)`.
 
-    The kernel is an outlined function of the module, or a custom op by name with its non-tensor arguments as attributes.
+    The kernel is an outlined function of the module, or a custom op by name with its non-tensor arguments as
+    attributes.
     """
 
     name = "dsv41.launch"

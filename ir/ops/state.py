@@ -54,7 +54,7 @@ class StateOp(CustomOp):
 
 @irdl_op_definition
 class Store(StateOp):
-    """Writes rows into their slots (-1: nothing) and gives the cache after it; `in_place` once no reader needs the old one."""
+    """Writes rows into their slots (-1: none) and gives the new cache; `in_place` once no reader needs the old one."""
 
     name = "dsv41.store"
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("row_format", "page")

@@ -198,9 +198,9 @@ class ListConstruct(IRDLOperation):
     def verify_(self) -> None:
         wanted = str(self.result.type.data)
         for item in self.items:
-            if _item_word(item.type) not in (wanted, f"optional<{wanted}>") and f"optional<{_item_word(item.type)}>" != wanted:
-                if isinstance(item.type, TorchNone) and wanted.startswith("optional<"):
-                    continue
+            word = _item_word(item.type)
+            absent = word == "none" and wanted.startswith("optional<")
+            if word != wanted and f"optional<{word}>" != wanted and not absent:
                 raise VerifyException(f"an item of type {item.type} in a list of {wanted}")
 
     def print(self, printer: Printer) -> None:
@@ -220,7 +220,7 @@ class ListConstruct(IRDLOperation):
         types = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
         parser.parse_punctuation("->")
         result = parser.parse_type()
-        items = resolve_slots(parser, unresolved, types, position)
+        items = [item for item in resolve_slots(parser, unresolved, types, position) if item is not None]
         return cls.build(operands=[items], result_types=[result], attributes=attributes)
 
 
