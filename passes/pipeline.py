@@ -1,0 +1,89 @@
+"""The order of the passes, and the only place that holds it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv41c.errors import CompileError
+from dsv41c.passes.common_subexpressions import CommonSubexpressions
+from dsv41c.passes.dead_code import DeadCode
+from dsv41c.passes.pass_base import Pass, make_pass
+from dsv41c.passes.state_in_place import StateInPlace
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A numbered group of passes that serve one end."""
+
+    number: int
+    title: str
+    passes: tuple[Pass, ...]
+
+
+PHASES: tuple[Phase, ...] = (
+    Phase(
+        0,
+        "clean the trace",
+        (
+            # First: the trace carries values that nothing needs, and every later pass would look at them.
+            DeadCode(),
+            # Before any pattern: patterns find an operand by identity, so equal values must be one value.
+            CommonSubexpressions(),
+        ),
+    ),
+    Phase(
+        4,
+        "placement",
+        (
+            # Late: until here a cache is a value and rewrites need not think of buffers.
+            StateInPlace(),
+        ),
+    ),
+)
+
+REGISTRY: dict[str, type[Pass]] = {
+    pass_class.name: pass_class for pass_class in (CommonSubexpressions, DeadCode, StateInPlace)
+}
+
+
+def default_pipeline() -> list[Pass]:
+    """Give the passes of all phases in order."""
+    return [pass_ for phase in PHASES for pass_ in phase.passes]
+
+
+def parse_pipeline(text: str) -> list[Pass]:
+    """Read a pipeline such as `dead-code,some-pass{limit=4,force=true}`.
+
+    Raises:
+        CompileError: an unknown pass or option, or text of another form.
+    """
+    passes: list[Pass] = []
+    rest = text.strip()
+    while rest:
+        match = re.match(r"([a-z0-9-]+)\s*(?:\{([^{}]*)\})?\s*(?:,\s*|$)", rest)
+        if match is None:
+            raise CompileError(f"pipeline text '{rest}' is not of the form 'pass,pass{{option=value,option=value}}'")
+        passes.append(make_pass(_pass_class(match[1]), _options(match[1], match[2] or "")))
+        rest = rest[match.end() :]
+    return passes
+
+
+def pipeline_text(passes: Sequence[Pass]) -> str:
+    """Spell a pipeline so that `parse_pipeline` reads it back."""
+    return ",".join(pass_.text() for pass_ in passes)
+
+
+def _pass_class(name: str) -> type[Pass]:
+    if name not in REGISTRY:
+        raise CompileError(f"pass '{name}' is unknown; there are {', '.join(sorted(REGISTRY))}")
+    return REGISTRY[name]
+
+
+def _options(name: str, text: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = part.partition("=")
+        if not separator:
+            raise CompileError(f"option '{part}' of pass '{name}' has no value; write {part}=value")
+        options[key.strip()] = value.strip()
+    return options
