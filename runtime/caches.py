@@ -1,7 +1,7 @@
-"""Paged caches, made from the plan's state table: one tensor for each cache, pages and ring slots handed out by number.
+"""Paged caches, made from the plan's state table: one tensor a cache, pages and ring slots handed out by number.
 
-A page id means the same tokens in every cache of the "pages" pool, and a ring slot the same sequence in every cache of the
-"rings" pool, so a sequence holds one block table and one ring, whatever the number of caches.
+A page id means the same tokens in every cache of the "pages" pool, and a ring slot the same sequence in every cache of
+the "rings" pool, so a sequence holds one block table and one ring, whatever the number of caches.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Runs a program's launch list on the CPU: IREE kernels over shared memory, reference kernels in torch.
 
-All that a call does not change is prepared when the plan is loaded: kernel handles, weight and cache views, and for each
-launch an argument list in which only the values are left open. Values live in numbered slots; a value is a buffer view
+All that a call does not change is prepared when the plan is loaded: kernel handles, weight and cache views, and for
+each launch an argument list in which only the values are left open. Values live in numbered slots; a value is a buffer view
 or a torch tensor, whichever its producer made, and is converted, without a copy, where a consumer needs the other.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -238,7 +239,7 @@ class PreparedProgram:
         for step in self._steps:
             step(values)
             ticks.append(clock())
-        return [after - before for before, after in zip(ticks, ticks[1:], strict=False)]
+        return [after - before for before, after in itertools.pairwise(ticks)]
 
     def _values(self, inputs: Mapping[str, Tensor]) -> Values:
         missing = [name for name in self._inputs if name not in inputs]

@@ -139,11 +139,11 @@ def _check_target(targets: tuple[Target, ...], cpuinfo: Path) -> None:
     if not cpu:
         names = ", ".join(target.name for target in targets) or "nothing"
         raise PlanError(f"the plan was compiled for {names}, this runtime runs cpu; compile it with --target cpu")
-    missing = [missing_features(target.features, cpuinfo) for target in cpu]
+    missing: list[list[str]] = [missing_features(target.features, cpuinfo) for target in cpu]
     if all(missing):
         raise PlanError(
             f"the plan's kernels use CPU features that this machine ({platform.machine()}) lacks: "
-            f"{', '.join(min(missing, key=len))}; compile it on this machine"
+            f"{', '.join(sorted(missing, key=len)[0])}; compile it on this machine"
         )
 
 

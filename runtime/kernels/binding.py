@@ -1,7 +1,7 @@
 """What a reference kernel is given when a plan is loaded, and what it gives back.
 
-A kernel is bound once for each launch: all that does not change from call to call (attributes, weights, caches and their
-views) is prepared there, and the call itself takes the launch's arguments only.
+A kernel is bound once for each launch: all that does not change from call to call (attributes, weights, caches and
+their views) is prepared there, and the call itself takes the launch's arguments only.
 """
 
 from __future__ import annotations

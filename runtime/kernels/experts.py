@@ -32,7 +32,8 @@ def _torch_body(context: LaunchContext) -> ExpertBody:
     limit = context.attrs["limit"]
 
     def body(expert: int, x: Tensor, scale: Tensor) -> Tensor:
-        return expert_definition(x, scale, *(weight[expert] for weight in weights), limit)
+        w1, s1, w3, s3, w2, s2 = (weight[expert] for weight in weights)
+        return expert_definition(x, scale, w1, s1, w3, s3, w2, s2, limit)
 
     return body
 

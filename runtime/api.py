@@ -1,0 +1,24 @@
+"""The runtime's front door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dsv41c.runtime.engine import Engine
+from dsv41c.runtime.plan import Plan
+
+
+def load(path: str | Path, *, checkpoint: str | Path | None = None, **options: Any) -> Engine:
+    """Opens a plan and makes it ready to serve.
+
+    Args:
+        path: the plan folder.
+        checkpoint: where the checkpoint lies now, if it was moved since the compilation.
+        options: of `Engine`: max_sequences, cache_tokens, threads, row_multiple, poison.
+    Returns:
+        the engine.
+    Raises:
+        PlanError: the plan cannot be loaded here.
+    """
+    return Engine(Plan.load(path, checkpoint=checkpoint), **options)

@@ -1,0 +1,91 @@
+"""What a plan holds, as JSON values: `dsv41c inspect` prints this."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from dsv41c.models.state import StateSpec
+from dsv41c.runtime.plan import Plan
+from dsv41c.runtime.plan_format import ELEMENT_TYPES, Program, to_json
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """A plan's programs, kernels, caches and bytes.
+
+    Args:
+        plan: the plan.
+    Returns:
+        JSON values; all sizes in bytes.
+    """
+    manifest = plan.manifest
+    return {
+        "path": str(plan.path),
+        "format": manifest.format,
+        "targets": to_json(manifest.targets),
+        "shape_ranges": to_json(manifest.shape_ranges),
+        "page_tokens": manifest.page_tokens,
+        "passes": to_json(manifest.passes),
+        "tools": manifest.tools,
+        "checkpoint": str(plan.checkpoint),
+        "tokenizer": manifest.tokenizer,
+        "programs": {name: describe_program(program) for name, program in plan.programs.items()},
+        "kernels": [to_json(kernel) for kernel in manifest.kernels],
+        "reference_kernels": sorted(kernel.name for kernel in manifest.kernels if kernel.kind == "reference"),
+        "cache_formats": {spec.name: spec.row_format for spec in manifest.state},
+        "state": [describe_state(spec) for spec in manifest.state],
+        "global_cache_bytes_per_token": global_cache_bytes_per_token(manifest.state),
+        "window_bytes_per_sequence": ring_bytes(manifest.state, "window"),
+        "ring_bytes_per_sequence": sum(ring_bytes(manifest.state, kind) for kind in ("window", "tail", "history")),
+        "resident_bytes": resident_bytes(plan),
+        "memory": manifest.memory,
+    }
+
+
+def describe_program(program: Program) -> dict[str, Any]:
+    """A program's interface and how often it launches each kernel."""
+    return {
+        "inputs": to_json(program.inputs),
+        "caches": list(program.caches),
+        "outputs": [output.name for output in program.outputs],
+        "launches": len(program.launches),
+        "launches_by_kernel": dict(sorted(Counter(launch.kernel for launch in program.launches).items())),
+    }
+
+
+def describe_state(spec: StateSpec) -> dict[str, Any]:
+    """A row of the state table with the bytes of one page."""
+    return {**to_json(spec), "page_bytes": spec.page_bytes}
+
+
+def global_cache_bytes_per_token(specs: Sequence[StateSpec]) -> float:
+    """Bytes that one more token adds to the paged caches, without the padding at a page's end (SPEC 11.2)."""
+    return sum(spec.row_width * spec.dtype.itemsize / spec.ratio for spec in specs if spec.pool == "pages")
+
+
+def ring_bytes(specs: Sequence[StateSpec], kind: str) -> int:
+    """Bytes that the rings of one kind take for each sequence."""
+    return sum(spec.page_bytes for spec in specs if spec.pool == "rings" and spec.kind == kind)
+
+
+def resident_bytes(plan: Plan) -> dict[str, int]:
+    """Bytes that a loaded plan maps: checkpoint weights, derived weights, kernels."""
+    weights = plan.manifest.weights.values()
+    derived = [weight for weight in weights if weight.source == "derived"]
+    kernels = {kernel.file for kernel in plan.manifest.kernels if kernel.file is not None}
+    # One tensor may be read under two symbols; it is mapped once.
+    mapped = {(part.file, part.offset): part.bytes for weight in weights for part in weight.parts}
+    bill = {
+        "checkpoint_weights": sum(mapped.values()),
+        "derived_weights": sum(_n_bytes(weight.dtype, weight.shape) for weight in derived),
+        "kernels": sum((plan.path / file).stat().st_size for file in kernels),
+    }
+    return {**bill, "total": sum(bill.values())}
+
+
+def _n_bytes(dtype: str, shape: Sequence[int]) -> int:
+    count = ELEMENT_TYPES[dtype].itemsize
+    for size in shape:
+        count *= size
+    return count
