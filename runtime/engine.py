@@ -200,16 +200,16 @@ class Engine:
         sequence = _Sequence(request, ids, params, torch.Generator().manual_seed(params.seed), list(ids))
         if sequence.total_tokens > self.max_tokens:
             raise RequestError(
-                f"prompt {request} has {len(ids)} tokens and asks for {params.max_new_tokens} more, {sequence.total_tokens} "
-                f"together; this plan serves {self.max_tokens} (max_position_embeddings "
+                f"prompt {request} has {len(ids)} tokens and asks for {params.max_new_tokens} more, "
+                f"{sequence.total_tokens} together; this plan serves {self.max_tokens} (max_position_embeddings "
                 f"{self.config.max_position_embeddings}, block table {self._highest('P', 0)} pages of "
                 f"{self.caches_page_tokens}); ask for less, or compile with a longer range"
             )
         needed = self.caches.pages_for(sequence.total_tokens)
         if needed > self.caches.pages.count:
             raise RequestError(
-                f"out of pages: prompt {request} needs {needed} pages of {self.caches_page_tokens} tokens, the caches have "
-                f"{self.caches.pages.count}; ask for less, or load the plan with more cache_tokens"
+                f"out of pages: prompt {request} needs {needed} pages of {self.caches_page_tokens} tokens, "
+                f"the caches have {self.caches.pages.count}; ask for less, or load the plan with more cache_tokens"
             )
         return sequence
 
@@ -240,7 +240,8 @@ class Engine:
 
     def _admit(self, waiting: deque[_Sequence], active: list[_Sequence]) -> None:
         """In order of arrival: a request starts when its whole length has room, so that none ever has to stop."""
-        while waiting and self.caches.has_room(waiting[0].total_tokens):
+        # With nothing active no room will come: then `allot` says what is missing (another stream may hold it).
+        while waiting and (not active or self.caches.has_room(waiting[0].total_tokens)):
             sequence = waiting.popleft()
             sequence.allotment = self.caches.allot(sequence.total_tokens)
             active.append(sequence)
@@ -317,7 +318,7 @@ class Engine:
 
 
 def _wanted(sequence: _Sequence, count: int) -> Sequence[int]:
-    """Offsets of the next `count` tokens whose logits are wanted: all of a collected prompt, else the last known one."""
+    """Offsets of the next `count` tokens whose logits are wanted: all if collected, else the last known one."""
     if sequence.params.collect_logits:
         return range(count)
     return [count - 1] if count == len(sequence.pending) else []

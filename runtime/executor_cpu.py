@@ -1,8 +1,8 @@
 """Runs a program's launch list on the CPU: IREE kernels over shared memory, reference kernels in torch.
 
 All that a call does not change is prepared when the plan is loaded: kernel handles, weight and cache views, and for
-each launch an argument list in which only the values are left open. Values live in numbered slots; a value is a buffer view
-or a torch tensor, whichever its producer made, and is converted, without a copy, where a consumer needs the other.
+each launch an argument list in which only the values are left open. Values live in numbered slots; a value is a buffer
+view or a torch tensor, whichever its producer made, and is converted, without a copy, where a consumer needs the other.
 """
 
 from __future__ import annotations
