@@ -320,7 +320,10 @@ def _create_device(driver: str, threads: int | None) -> rt.HalDevice:
     with _topology_lock:
         if driver == "local-task":
             rt_flags.parse_flags(f"--task_topology_max_group_count={threads or 64}")
-        return rt.get_driver(driver).create_default_device()
+        chosen = rt.get_driver(driver)
+        # Without its cache IREE asks the operating system for every large result anew and pays for zeroed pages: a
+        # kernel that writes 32 MB took 15 ms, with the cache 3 ms (docs/cpu-target.md).
+        return chosen.create_device(chosen.query_available_devices()[0], allocators=["caching"])
 
 
 def _hold_forever(helpers: IreeModule) -> None:
