@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-
 from dsv41c.models import ops
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.layers import Fp8Linear, Fp32Linear, Linear, RMSNorm, act_quant, rotate, weight
 from dsv41c.models.rows import Rows
 from dsv41c.models.state import TAIL_ROWS
+from torch import Tensor, nn
 
 Rotary = tuple[Tensor, Tensor]  # cos, sin: fp32 [T, qk_rope_head_dim / 2]
 
@@ -124,9 +123,7 @@ class Indexer(nn.Module):
         keys = rotate(self.k_norm(self.wk(latent)), *context.entry_rotary[self.ratio])
         packed = ops.quantize(keys, "fp4_e8m0")
         page = context.page_tokens // self.ratio
-        ops.store(
-            context.caches[f"index.{self.source}"], packed, context.entry_store[self.ratio], "fp4_e8m0", page
-        )
+        ops.store(context.caches[f"index.{self.source}"], packed, context.entry_store[self.ratio], "fp4_e8m0", page)
 
     def forward(
         self, x: Tensor, compressed_query: Tensor, context: Context, candidates: Tensor | None
@@ -191,16 +188,20 @@ class Attention(nn.Module):
             bf16 [T, d], and the selection that the next layer reads.
         """
         quantized = act_quant(x)
-        compressed_query = act_quant(self.q_norm(self.wq_a(quantized)))
-        query = self.wq_b(compressed_query).unflatten(-1, (self.heads, self.head_dim))
         rotary = context.compressed_rotary if self.ratio else context.window_rotary
-        query = rotate(query, *rotary)
+        query, compressed_query = self.queries(quantized, rotary)
         fresh = self.window_rows(quantized, rotary)
         selection = self._select(x, compressed_query, context, selection)
         output = self._attend(query, fresh, context, selection)
         ops.store(context.caches[f"window.{self.layer}"], fresh, context.window_store, "fp8_e8m0", self.window)
         cos, sin = rotary
         return self.project_output(rotate(output, cos, -sin)), selection
+
+    def queries(self, quantized: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Rotated queries bf16 [T, H, D], and their low-rank form bf16 [T, q_lora_rank] as fp8 values (SPEC 4.1)."""
+        compressed = act_quant(self.q_norm(self.wq_a(quantized)))
+        query = self.wq_b(compressed).unflatten(-1, (self.heads, self.head_dim))
+        return rotate(query, *rotary), compressed
 
     def window_rows(self, quantized: Tensor, rotary: Rotary) -> Tensor:
         """Packed window rows, K and V at once: uint8 [T, row_bytes] (SPEC 4.2)."""
@@ -251,4 +252,3 @@ class Attention(nn.Module):
         weights = self.wo_a.dequantized().unflatten(0, (self.groups, self.o_rank))
         low_rank = torch.matmul(grouped.transpose(0, 1), weights.transpose(1, 2)).transpose(0, 1).flatten(1)
         return self.wo_b(act_quant(low_rank))
-

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from typing import cast
 
+import torch
 from dsv41c.models import ops
 from dsv41c.models.attention import Attention, Context, Rotary, Selection
 from dsv41c.models.config import ModelConfig
@@ -16,6 +15,8 @@ from dsv41c.models.layers import Fp32Linear, RMSNorm, inverse_frequencies, weigh
 from dsv41c.models.moe import MoE
 from dsv41c.models.rows import Rows
 from dsv41c.models.state import DEFAULT_PAGE_TOKENS, TAIL_ROWS
+from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Embedding(nn.Module):
@@ -101,8 +102,8 @@ class RotaryTables(nn.Module):
 class Backbone(nn.Module):
     """Embedding, layers, final norm and head (SPEC 0, 3.5).
 
-    Parameter names follow the checkpoint (`checkpoint_name` maps the few that differ); buffers hold what is derived from
-    the config: rotary frequencies and Engram constants.
+    Parameter names follow the checkpoint (`checkpoint_name` maps the few that differ); buffers hold what is derived
+    from the config: rotary frequencies and Engram constants.
     """
 
     def __init__(self, config: ModelConfig, page_tokens: int = DEFAULT_PAGE_TOKENS) -> None:
@@ -122,7 +123,7 @@ class Backbone(nn.Module):
         self.look_back.token_map = tables.token_map
         self.look_back.pad = torch.tensor([tables.pad], dtype=torch.int64)
         for i, layer in enumerate(self.config.engram_layer_ids):
-            module = self.layers[layer].engram.hash  # type: ignore[union-attr]  # ModuleList forgets its element type
+            module = cast(Layer, self.layers[layer]).engram.hash
             module.multipliers, module.primes = tables.multipliers[i], tables.primes[i]
             module.offsets = tables.offsets[i]
 

@@ -3,20 +3,20 @@
 Caches, replay, rollback and hand-over all read this table (DESIGN 8, SPEC 10.6, 11).
 
     pool    page of a cache                        slot of position p            holds
-    pages   `page_tokens` tokens, shared table     page * rows + entry % rows    main KV and index keys of the KV sources
-    rings   one page a sequence                    ring * rows + p % rows        windows, compressor tails, token history
+    pages   `page_tokens` tokens, shared table     page * rows + entry % rows    main KV, index keys of the KV sources
+    rings   one page a sequence                    ring * rows + p % rows        windows, compressor tails, token ids
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from dsv41c.models import quant
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.ops import PLAIN_FORMATS
+from torch import Tensor
 
 PAGE_ALIGNMENT = 256  # bytes, SPEC 11.3
 DEFAULT_PAGE_TOKENS = 128  # the smallest page whose released layouts all fill their alignment: 890 B a token, SPEC 11.2
@@ -88,6 +88,15 @@ def state_specs(config: ModelConfig, page_tokens: int = DEFAULT_PAGE_TOKENS) -> 
     if config.engram_layer_ids:
         specs.append(_history())
     return tuple(specs)
+
+
+def draft_state_specs(config: ModelConfig) -> tuple[StateSpec, ...]:
+    """The draft network's state: one ring a draft layer, "window.mtp.0" on, owned by the layer after the backbone's."""
+    first = config.num_hidden_layers
+    return tuple(
+        dataclasses.replace(_window(config, first + draft), name=f"window.mtp.{draft}")
+        for draft in range(config.num_nextn_predict_layers)
+    )
 
 
 def _window(config: ModelConfig, layer: int) -> StateSpec:

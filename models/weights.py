@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import torch
-from torch import Tensor, nn
-
 from dsv41c.models.backbone import Backbone, RotaryTables
 from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.models.config import ModelConfig
+from dsv41c.models.dspark import DSpark
 from dsv41c.models.engram_tables import engram_tables, read_tokenizer
 from dsv41c.models.state import DEFAULT_PAGE_TOKENS
+from torch import Tensor, nn
 
 _SITE = re.compile(r"\.hc_(attn|ffn)\.(fn|base|scale)$")
 _STACK = re.compile(r"\.experts\.(w[123]\.)")
@@ -73,3 +73,16 @@ def empty_backbone(config: ModelConfig, page_tokens: int = DEFAULT_PAGE_TOKENS) 
         model = Backbone(config, page_tokens)
     model.rotary = RotaryTables(config)  # real values: they are constants of the config
     return model
+
+
+def load_dspark(checkpoint: Checkpoint, backbone: Backbone) -> DSpark:
+    """The eager draft network of a checkpoint; it shares the embedding and the head of `backbone`."""
+    model = empty_dspark(checkpoint.config, backbone)
+    load_parameters(model, checkpoint)
+    return model
+
+
+def empty_dspark(config: ModelConfig, backbone: Backbone) -> DSpark:
+    """The draft network with its own parameters on the meta device."""
+    with torch.device("meta"):
+        return DSpark(config, backbone)
