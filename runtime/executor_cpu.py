@@ -143,7 +143,7 @@ class CpuExecutor:
         if name is None:
             return None
         function, to_view, to_tensor = self._function(name), self.to_view, self.to_tensor
-        weights = [self._weight(str(arg)[1:]) for arg in launch.args[3:]]
+        weights = [self.weight(str(arg)[1:]) for arg in launch.args[3:]]
         views: dict[int, list[HalBufferView]] = {}
 
         def body(expert: int, x: Tensor, scale: Tensor) -> Tensor:
@@ -161,7 +161,8 @@ class CpuExecutor:
             self._modules[file] = self._device.load_module(self._plan.path / file)
         return self._modules[file].function(function)
 
-    def _weight(self, symbol: str) -> Weight:
+    def weight(self, symbol: str) -> Weight:
+        """The weight behind a symbol of the manifest."""
         if symbol not in self._weights:
             self._weights[symbol] = self._weight_files.weight(symbol)
         return self._weights[symbol]
@@ -177,14 +178,14 @@ class CpuExecutor:
         if arg.startswith("$"):
             self._cache(arg[1:])
             return self._cache_views[arg[1:]]
-        return self._weight(arg[1:]).view()
+        return self.weight(arg[1:]).view()
 
     def _constant_tensor(self, arg: str | None) -> Tensor | Bundle | None:
         if arg is None or arg.startswith("%"):
             return None
         if arg.startswith("$"):
             return self._cache(arg[1:])
-        weight = self._weight(arg[1:])
+        weight = self.weight(arg[1:])
         return weight if isinstance(weight, Bundle) else weight.tensor()
 
     def to_view(self, tensor: Tensor) -> HalBufferView:

@@ -1,0 +1,155 @@
+"""`index_topk` against a slow oracle that compares Python numbers one by one, and against the model's own reference."""
+
+import pytest
+import torch
+from conftest import GOLDEN
+from dsv41c.models import ops, quant
+from dsv41c.runtime.kernels import index_topk
+from dsv41c.runtime.kernels.binding import LaunchContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import Tensor
+
+_HEADS, _DIM, _PAGE = 8, 32, 4
+
+
+def run(args: list[object], **attrs: int) -> tuple[Tensor, Tensor]:
+    constants = tuple(args[2] if i == 2 else None for i in range(7))
+    topk, blocks = index_topk.bind(LaunchContext(attrs, constants))(list(args))
+    return topk, blocks
+
+
+def slow_best(scores: list[float], k: int) -> list[int]:
+    ranked = sorted((j for j, s in enumerate(scores) if s != float("-inf")), key=lambda j: (-scores[j], j))
+    kept = sorted(ranked[:k])
+    return kept + [-1] * (k - len(kept))
+
+
+def slow_blocks(scores: list[float], visible: int, block: int, n: int) -> list[int]:
+    starts = range(0, len(scores), block)
+    best = [max(scores[i : i + block]) for i in starts]
+    if visible:
+        best[(visible - 1) // block] = float("inf")
+    return slow_best(best, n)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_selection_from_scores(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 30))
+    # Few values, zeros of both signs among them: nearly every cut falls on a tie.
+    value = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3.0e38, -3.0e38, 1e-40])
+    scores = data.draw(st.lists(value, min_size=n, max_size=n))
+    visible = data.draw(st.integers(1, n))
+    masked = [s if j < visible else float("-inf") for j, s in enumerate(scores)]
+    k, block, n_blocks = data.draw(st.integers(1, 35)), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
+    row = torch.tensor([masked])
+    assert index_topk.best(row, k).tolist() == [slow_best(masked, k)]
+    blocks = index_topk.candidate_blocks(row, torch.tensor([visible]), block, n_blocks)
+    assert blocks.tolist() == [slow_blocks(masked, visible, block, n_blocks)]
+
+
+def make_batch(seed: int, lengths: list[int], ratio: int, plateau: bool) -> list[Tensor]:
+    """Query, weights, cache, pages, sequence, positions of sequences whose last rows are in the batch."""
+    rng = torch.Generator().manual_seed(seed)
+    n_pages = sum(-(-(length // ratio) // _PAGE) + 1 for length in lengths)
+    width = quant.FORMATS["fp4_e8m0"].row_bytes(_DIM)
+    cache = torch.full((n_pages, _PAGE * width + 12), 0x7F, dtype=torch.uint8)
+    order = torch.randperm(n_pages, generator=rng).tolist()
+    pages = torch.full((len(lengths), max(lengths) // ratio // _PAGE + 1), -1)
+    sequence, positions = [], []
+    for b, length in enumerate(lengths):
+        entries = length // ratio
+        own = [order.pop() for _ in range(-(-entries // _PAGE))]
+        pages[b, : len(own)] = torch.tensor(own, dtype=torch.int64)
+        keys = torch.randn(entries, _DIM, generator=rng).to(torch.bfloat16)
+        if plateau:
+            keys = keys.abs().round()
+        entry = torch.arange(entries)
+        slots = pages[b, entry // _PAGE] * _PAGE + entry % _PAGE
+        ops.store(cache, quant.quantize(keys, "fp4_e8m0"), slots, "fp4_e8m0", _PAGE)
+        rows = list(range(max(0, length - 9), length))
+        sequence += [b] * len(rows) + [0]
+        positions += [*rows, -1]
+    t = len(positions)
+    query = torch.randn(t, _HEADS, _DIM, generator=rng)
+    # All dots negative: every score is a zero, of the sign of its weights.
+    query = (-query.abs() if plateau else query).to(torch.bfloat16)
+    weights = torch.randn(t, _HEADS, generator=rng).to(torch.bfloat16)
+    return [query, weights, cache, pages, torch.tensor(sequence), torch.tensor(positions)]
+
+
+def slow(args: list[Tensor], pool: Tensor | None, ratio: int, k: int, block: int, n_blocks: int) -> tuple[list, list]:
+    query, weights, cache, pages, sequence, positions = args
+    width = quant.FORMATS["fp4_e8m0"].row_bytes(_DIM)
+    topk, blocks = [], []
+    for t in range(query.shape[0]):
+        visible = (int(positions[t]) + 1) // ratio
+        slots = torch.tensor([int(pages[sequence[t], j // _PAGE]) * _PAGE + j % _PAGE for j in range(visible)])
+        packed = ops.load_definition(cache, slots.long(), "fp4_e8m0", _PAGE, width)
+        keys = quant.dequantize(packed, "fp4_e8m0").double()
+        total = torch.zeros(visible)
+        for h in range(_HEADS):
+            dot = (keys * query[t, h].double()).sum(-1).to(torch.bfloat16).float()
+            total += (dot.clamp(min=0) * weights[t, h].float()).to(torch.bfloat16).float()
+        allowed = [pool is None or j // block in pool[t].tolist() for j in range(visible)]
+        rounded = total.to(torch.bfloat16).tolist()
+        scores = [score if kept else float("-inf") for score, kept in zip(rounded, allowed, strict=True)]
+        topk.append(slow_best(scores, k))
+        blocks.append(slow_blocks(scores, visible, block, n_blocks))
+    return topk, blocks
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize("plateau", [False, True])
+@pytest.mark.parametrize("lengths", [[1], [40], [3, 33, 18]])
+@pytest.mark.parametrize("scratch", [index_topk.SCRATCH_BYTES, 2048])
+def test_against_oracle(
+    monkeypatch: pytest.MonkeyPatch, ratio: int, plateau: bool, lengths: list[int], scratch: int
+) -> None:
+    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", scratch)
+    args = make_batch(len(lengths), lengths, ratio, plateau)
+    for k, n_blocks in [(5, 3), (64, 2), (64, 40), (5, 0)]:
+        topk, blocks = run([*args, None], ratio=ratio, k=k, page=_PAGE, block=4, n_blocks=n_blocks)
+        want_topk, want_blocks = slow(args, None, ratio, k, 4, n_blocks)
+        assert topk.tolist() == want_topk
+        assert blocks.tolist() == want_blocks
+        for mine, theirs in zip((topk, blocks), ops.index_topk(*args, None, ratio, k, _PAGE, 4, n_blocks), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_candidates_restrict(single: bool) -> None:
+    args = make_batch(4, [50, 44], 1, False)
+    if single:
+        args = [args[0][8:9], args[1][8:9], *args[2:4], args[4][8:9], args[5][8:9]]
+    pool = torch.tensor([[0, 3, 7, -1]]).repeat(args[0].shape[0], 1)
+    for k in (5, 30):
+        got = run([*args, pool], ratio=1, k=k, page=_PAGE, block=4, n_blocks=2)
+        want = slow(args, pool, 1, k, 4, 2)
+        assert (got[0].tolist(), got[1].tolist()) == want
+
+
+def test_padding_alone() -> None:
+    args = make_batch(1, [20], 1, False)
+    args[5][:] = -1
+    topk, blocks = run([*args, None], ratio=1, k=3, page=_PAGE, block=4, n_blocks=2)
+    assert topk.unique().tolist() == [-1]
+    assert blocks.unique().tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    "name", ["cand_r1", "cand_r2", "cand_few", "cand_dec1", "cand_dec4", "cand_dec17", "cand_dec50"]
+)
+def test_golden_candidate_masks(name: str) -> None:
+    with safe_open(GOLDEN / "kernels.safetensors", "pt") as golden:
+        scores, mask = golden.get_tensor(f"{name}.scores"), golden.get_tensor(f"{name}.mask").bool()
+        decode = name.startswith("cand_dec")
+        n_blocks, block = (4, 4) if decode else golden.get_tensor(f"{name}.param").tolist()
+        lens = torch.tensor([scores.shape[1]]) if decode else golden.get_tensor(f"{name}.lens").long()
+    seen = lens > 0
+    scores = scores.masked_fill(torch.arange(scores.shape[1]) >= lens.unsqueeze(1), float("-inf"))
+    blocks = index_topk.candidate_blocks(scores[seen], lens[seen], block, n_blocks)
+    entries = torch.arange(scores.shape[1]) // block
+    assert torch.equal((blocks.unsqueeze(-1) == entries).any(1), mask[seen])
