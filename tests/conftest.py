@@ -1,0 +1,9 @@
+"""One thread for every test: the models are tiny, and the golden data was computed with one thread."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
