@@ -14,15 +14,16 @@ __all__ = ["lower_regions", "lower_text"]
 
 _TO_LINALG = "torch-backend-to-linalg-on-tensors-backend-pipeline{allow-non-finites=True}"
 _PIPELINE = f"builtin.module(func.func(torch-decompose-complex-ops), {_TO_LINALG})"
-# In torch-mlir this is `#map = ...` text at the head of each module; names would clash when modules are joined.
+# A printed module may start with lines `#map = ...`; their names would clash when modules are joined.
 _ALIAS = re.compile(r"^#(\w+) = (.*)$", re.MULTILINE)
 
 
-def lower_regions(regions: Mapping[str, FuncOp]) -> str:
+def lower_regions(regions: Mapping[str, FuncOp], sizes: Mapping[str, int] | None = None) -> str:
     """Lowers regions to one module of linalg functions.
 
     Args:
         regions: the regions by the name of their function in the module.
+        sizes: values for symbols, as in `torch_text`.
 
     Returns:
         The module's text, for IREE. Equal regions under equal names give equal text.
@@ -30,7 +31,7 @@ def lower_regions(regions: Mapping[str, FuncOp]) -> str:
     Raises:
         CompileError: names region, op and torch-mlir's diagnostic.
     """
-    return lower_text({name: torch_text(func, name) for name, func in regions.items()})
+    return lower_text({name: torch_text(func, name, sizes) for name, func in regions.items()})
 
 
 def lower_text(functions: Mapping[str, str]) -> str:
