@@ -196,7 +196,7 @@ class Engine:
         if not ids:
             raise RequestError(f"prompt {request} is empty; give at least one token")
         self._check_ids(request, "prompt", ids)
-        self._check_ids(request, "forced tokens", params.forced_tokens)
+        self._check_ids(request, "forced_tokens", params.forced_tokens)
         sequence = _Sequence(request, ids, params, torch.Generator().manual_seed(params.seed), list(ids))
         if sequence.total_tokens > self.max_tokens:
             raise RequestError(
@@ -218,7 +218,7 @@ class Engine:
         for at, token in enumerate(ids):
             if not 0 <= token < vocab:
                 raise RequestError(
-                    f"prompt {request}: {what} hold id {token} at {at}; the vocabulary has ids 0..{vocab - 1}"
+                    f"prompt {request}: {what} has id {token} at {at}; the vocabulary has ids 0..{vocab - 1}"
                 )
 
     # --- the loop -------------------------------------------------------------------------------------------------
