@@ -155,9 +155,10 @@ def _polynomial_text(polynomial: _Polynomial) -> str:
 
 
 def _operand_text(polynomial: _Polynomial) -> str:
-    """Spell a side of floordiv or mod; a sum or product must stay one operand."""
+    """Spell a side of floordiv or mod; anything but a number or one factor needs brackets to stay one operand."""
     text = _polynomial_text(polynomial)
-    return text if text.isalnum() or (text.startswith(("(", "max(", "min(")) and text.endswith(")")) else f"({text})"
+    is_factor = len(polynomial) == 1 and all(len(m) == 1 and c == 1 for m, c in polynomial.items())
+    return text if text.isdigit() or is_factor else f"({text})"
 
 
 def _term_text(monomial: tuple[str, ...], coefficient: int) -> str:

@@ -224,9 +224,9 @@ class CacheType(Data[CacheData], TypeAttribute):
 
     @property
     def page_stride_bytes(self) -> int:
-        """Bytes from a page to the next; packed pages are padded to a multiple of 256."""
+        """Bytes from a page to the next; pages of the pool "pages" are padded to a multiple of 256."""
         size = self.row_bytes * self.data.page
-        return -(-size // PAGE_STRIDE_ALIGNMENT) * PAGE_STRIDE_ALIGNMENT if self.packed else size
+        return -(-size // PAGE_STRIDE_ALIGNMENT) * PAGE_STRIDE_ALIGNMENT if self.pool == "pages" else size
 
     @property
     def pool(self) -> str:

@@ -1,6 +1,7 @@
 """Verification of whole programs: structure, signatures, sizes, and the discipline of state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import get_symbols, output_names
@@ -8,13 +9,12 @@ from dsv41c.ir.dialect import rule_of
 from dsv41c.ir.dims import prime_assignments
 from dsv41c.ir.effects import cache_reads, cache_writes, callee_of, stand_in
 from dsv41c.ir.ops.program import Call, Launch
-from dsv41c.ir.ops.state import Store
 from dsv41c.ir.shapes import Memo, ShapeEvaluator, check_results
 from dsv41c.ir.text import line_of
 from dsv41c.ir.types import CacheType, TensorType
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 
@@ -95,13 +95,22 @@ def _verify_callee(op: Operation, module: ModuleOp) -> None:
         return
     assert isinstance(op, Call | Launch)
     wanted, given = callee.function_type.inputs.data, op.operand_types
-    if wanted != given or len(op.slots()) != len(given):
+    fits = len(wanted) == len(given) == len(op.slots()) and all(map(_takes, wanted, given))
+    if not fits:
         raise IRError(f"'{callee.sym_name.data}' takes ({_types(wanted)}); it is given ({_types(given)})")
     if callee.function_type.outputs.data != op.result_types:
         results = _types(callee.function_type.outputs.data)
         raise IRError(f"'{callee.sym_name.data}' gives ({results}); the {op.name} declares ({_types(op.result_types)})")
-    if any(isinstance(type_, CacheType) for type_ in (*wanted, *op.result_types)):
-        raise IRError(f"'{callee.sym_name.data}' takes a cache; outlined functions take tensors only")
+    if any(isinstance(type_, CacheType) for type_ in op.result_types):
+        raise IRError(f"'{callee.sym_name.data}' gives a cache; outlined functions only read caches")
+
+
+def _takes(wanted: Attribute, given: Attribute) -> bool:
+    """Whether an argument of an outlined function takes a value: equal types, or a cache for one of any owner or for
+    its storage; only the call sees which cache it is."""
+    if not isinstance(given, CacheType):
+        return wanted == given
+    return wanted in (given, CacheType(replace(given.data, owner=-1)), given.storage)
 
 
 def _types(types: Iterable[object]) -> str:
@@ -136,20 +145,21 @@ def _verify_no_lost_store(func: FuncOp, writer: dict[SSAValue, Operation]) -> No
                 raise _fault(store, "stores to a cache whose last value is not returned; return it from the function")
 
 
-def first_reader_after(store: Operation) -> Operation | None:
-    """Give the first op after a store, in program order, that reads the cache value it stored over."""
-    old = set(cache_writes(store))
-    op = store.next_op
-    while op is not None:
-        if any(value in old for value in cache_reads(op)):
-            return op
-        op = op.next_op
-    return None
+def first_reader_after(store: Operation, order: Mapping[Operation, int]) -> Operation | None:
+    """Give the first op after a store that reads the cache value it stored over.
+
+    Args:
+        order: the place of each op in its function.
+    """
+    old = cache_writes(store)
+    users = {use.operation for value in old for use in value.uses if order[use.operation] > order[store]}
+    readers = [user for user in users if any(value in old for value in cache_reads(user))]
+    return min(readers, key=order.__getitem__, default=None)
 
 
 def is_store(op: Operation) -> bool:
     """Whether an op writes a cache, as an op or as a launch."""
-    return isinstance(op, Store) or bool(cache_writes(op))
+    return bool(cache_writes(op))
 
 
 def _checked(op: Operation, check: object) -> None:

@@ -174,7 +174,10 @@ def _note_origins(pass_: Pass, module: ModuleOp, old: set[int]) -> None:
 
 def _compare(pass_: Pass, before: ModuleOp, after: ModuleOp, cases: Sequence[ProbeCase]) -> None:
     for case in cases:
-        move = first_move(before, after, case, pass_.tolerance)
+        try:
+            move = first_move(before, after, case, pass_.tolerance)
+        except IRError as error:
+            raise CompileError(f"after pass '{pass_.name}' the program does not run: {error}") from error
         if move is not None:
             raise CompileError(f"pass '{pass_.name}' moved {move}")
 

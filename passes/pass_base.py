@@ -2,14 +2,16 @@
 
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
 from dsv41c.errors import CompileError
+from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.models.config import ModelConfig
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 
 # What a module has become: traced programs, then lists of launches.
 STAGES = ("traced", "launches")
@@ -22,10 +24,16 @@ class PassContext:
     Attributes:
         target: the target's name.
         config: the model's config, where the program came from one.
+        fusible: names of the custom ops that `define` has a definition for.
+        define: gives a custom op's definition for its operand types, or None for an op that has none.
+        define_expert: gives the function that computes one expert of an op of routed experts.
     """
 
     target: str = "cpu"
     config: ModelConfig | None = None
+    fusible: frozenset[str] = frozenset()
+    define: Callable[[CustomOp], FuncOp | None] = lambda op: None
+    define_expert: Callable[[Experts], FuncOp] | None = None
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ class StateInPlace(Pass):
         """
         marked = 0
         for func in functions(module).values():
-            for op in func.body.block.ops:
+            order = {op: place for place, op in enumerate(func.body.block.ops)}
+            for op in order:
                 if not is_store(op) or "in_place" in op.attributes:
                     continue
-                if (reader := first_reader_after(op)) is not None:
+                if (reader := first_reader_after(op, order)) is not None:
                     raise CompileError(
                         "a store cannot be in place: a later op reads the value it takes; read the store's result, or "
                         f"move the reader before it\n  store:  {line_of(op)}\n  reader: {line_of(reader)}"

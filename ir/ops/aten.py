@@ -37,6 +37,7 @@ SCALAR_TYPE_CODES = {dtype: code for code, dtype in SCALAR_TYPES.items()}
 _MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.preserve_format}
 MEMORY_FORMAT_CODES = {value: code for code, value in _MEMORY_FORMATS.items()}
 _MATMULS = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1, "einsum": 0}
+_REDUCTIONS = {"sum", "mean", "amax", "amin", "argmax", "argmin", "any", "all", "prod", "var", "logsumexp"}
 # These may alias in torch's schema, but move bytes whenever they do anything.
 _COPIES = {"to", "contiguous", "clone"}
 
@@ -169,7 +170,7 @@ def _flops(packet: str, operands: Sequence[Argument], tensors: list[Shaped], out
     if packet.startswith("conv"):
         return 2 * count * math.prod(tensors[1].shape[1:])
     # A reduction touches its operand once an element, elementwise work its result.
-    return max([count, *(tensor.count for tensor in tensors if len(tensor.shape) > len(outputs[0].shape))])
+    return tensors[0].count if packet in _REDUCTIONS else count
 
 
 def _einsum_extent(equation: str, operands: Argument) -> int:

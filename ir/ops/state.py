@@ -98,6 +98,24 @@ class Load(StateOp):
 
 
 @irdl_op_definition
+class Storage(StateOp):
+    """The buffer of a cache as a tensor, e.g. ui8 [N, page stride]: how a definition reads a cache.
+
+    It stands directly before its reader; outlining gives the cache itself to the region instead.
+    """
+
+    name = "dsv41.storage"
+    cache = operand_def(CacheType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        storage = self.cache_type("cache").storage
+        if self.result.type != storage:
+            raise VerifyException(f"dsv41.storage gives {self.result.type}; the cache is stored as {storage}")
+
+
+@irdl_op_definition
 class SparseAttention(StateOp):
     """Attention over window rows, fresh rows and selected main rows with a sink: bf16 [T, H, D]."""
 
@@ -187,6 +205,19 @@ def _topk_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
     return [Shaped((rows, op.k.value.data), "si64"), Shaped((rows, op.n_blocks.value.data), "si64")]
 
 
+def _storage_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    # Sizes of pools are symbols that no operand shows, so the declared type, which the verifier checks, is the rule.
+    return []
+
+
+def _no_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    return Cost()
+
+
+def _run_storage(op: Operation, operands: Sequence[Any]) -> list[Any]:
+    return [operands[0]]
+
+
 def _store_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
     rows = shaped(operands[1])
     return Cost(moved_bytes(operands), rows.bytes, {})
@@ -231,6 +262,7 @@ def _run_store(op: Operation, operands: Sequence[Any]) -> list[Any]:
 RULES = [
     OpRule(Store, _store_shape, Effect(reads=("cache",), writes=("cache",)), _store_cost, _run_store),
     OpRule(Load, _load_shape, Effect(reads=("cache",)), _load_cost, run_reference),
+    OpRule(Storage, _storage_shape, Effect(reads=("cache",)), _no_cost, _run_storage),
     OpRule(SparseAttention, _attention_shape, Effect(reads=("window", "main")), _attention_cost, run_reference),
     OpRule(IndexTopk, _topk_shape, Effect(reads=("index",)), _topk_cost, run_reference),
 ]
