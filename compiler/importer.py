@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
-from dsv41c.compiler.trace import Sizes, Trace
+from dsv41c.compiler.trace import Trace
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import FunctionBuilder
 from dsv41c.ir.ops.aten import aten_name
@@ -36,7 +36,16 @@ _DROPPED = {
     torch.ops.aten._assert_scalar.default,
     torch.ops.aten.sym_constrain_range_for_size.default,
 }
-_SIZE_ARITHMETIC = {operator.mul: "mul.int", operator.add: "add.int", operator.sub: "sub.int", operator.floordiv: "floordiv.int"}
+_SIZE_ARITHMETIC = {
+    operator.mul: "mul.int",
+    operator.add: "add.int",
+    operator.sub: "sub.int",
+    operator.floordiv: "floordiv.int",
+}
+_PYTHON_SPELLED = {
+    torch.ops.aten.__and__.Tensor: torch.ops.aten.bitwise_and.Tensor,
+    torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor,
+}
 
 
 def import_program(name: str, trace: Trace, config: ModelConfig, page_tokens: int) -> FuncOp:
@@ -143,7 +152,8 @@ class _Importer:
             raise self._refusal(node, f"belongs to '{target.namespace}'; aten and dsv41 ops are supported")
 
     def _refusal(self, node: fx.Node, reason: str) -> CompileError:
-        return CompileError(f"node '{node.name}' ({node.target}) {reason}; it comes from {_origin(node) or 'the trace'}")
+        where = _origin(node) or "the trace"
+        return CompileError(f"node '{node.name}' ({node.target}) {reason}; it comes from {where}")
 
     def _import_aten(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
         if target is torch.ops.aten.sym_size.int:
@@ -152,7 +162,7 @@ class _Importer:
         if target in (torch.ops.aten.split_with_sizes.default, torch.ops.aten.chunk.default):
             self._import_split(node)
             return
-        # Sizes may stand as keywords; positions and keywords together fill the schema.
+        target = _with_scalar(_PYTHON_SPELLED.get(target, target), node)
         operands = self._operands(node.args)
         keywords = {key: self._operand(value) for key, value in node.kwargs.items()}
         types = [self._tensor_type(value) for value in _results(node)]
@@ -213,6 +223,16 @@ class _Importer:
         return argument
 
 
+def _with_scalar(target: torch._ops.OpOverload, node: fx.Node) -> torch._ops.OpOverload:
+    """The overload for a number as the second operand: torch takes `mul.Tensor(x, 2)`, torch-mlir only `mul.Scalar`."""
+    takes_tensors = [argument for argument in target._schema.arguments[:2] if str(argument.type) == "Tensor"]
+    second = node.args[1] if len(node.args) > 1 else None
+    value = second.meta["val"] if isinstance(second, fx.Node) else second
+    if len(takes_tensors) < 2 or not isinstance(value, int | float | torch.SymInt):
+        return target
+    return getattr(target.overloadpacket, "Scalar", target)
+
+
 def _results(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta["val"]
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -222,7 +242,3 @@ def _origin(node: fx.Node) -> str | None:
     """The line of the network that a node comes from, e.g. "attention.py:41"."""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
     return f"{lines[-1][0]}:{lines[-1][1]}" if lines else None
-
-
-Definition = Callable[..., Any]
-__all__ = ["Definition", "Sizes", "import_definition", "import_program"]

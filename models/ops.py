@@ -9,11 +9,12 @@ of a page, then all its scale rows (SPEC 11.3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from dsv41c.models import quant
 from torch import Tensor
 from torch.library import custom_op
-
-from dsv41c.models import quant
 
 _TILE = 64  # keys that share one running maximum in the official kernel, SPEC 4.11
 _MASKED = -1e30  # finite seed of the running maximum, SPEC 4.11
@@ -243,7 +244,7 @@ def lookup_definition(table: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
     Returns:
         bf16 [T, c * hd].
     """
-    values = table.view(torch.uint8)[rows].view(torch.float8_e4m3fn).to(torch.float32)
+    values = table[rows].to(torch.float32)
     grouped = values.unflatten(-1, (scale.shape[1], values.shape[-1] // scale.shape[1]))
     return (grouped * quant.decode_ue8m0(scale[rows]).unsqueeze(-1)).flatten(1).to(torch.bfloat16)
 
@@ -320,7 +321,7 @@ def _(cache: Tensor, rows: Tensor, slots: Tensor, row_format: str, page: int) ->
     return None
 
 
-def load_definition(cache: Tensor, slots: Tensor, row_format: str, page: int, row_width: int) -> Tensor:
+def load_rows(cache: Tensor, slots: Tensor, row_format: str, page: int, row_width: int) -> Tensor:
     """Reads packed rows from their slots; slot -1 reads row 0 of page 0, for the caller to mask.
 
     Args:
@@ -337,16 +338,33 @@ def load_definition(cache: Tensor, slots: Tensor, row_format: str, page: int, ro
     return torch.cat((data[index], scale[index]), dim=-1)
 
 
+def load_definition(cache: Tensor, slots: Tensor, row_format: str, page: int, row_width: int) -> Tensor:
+    """`load_rows` by the address of every byte, so that a compiler gathers from the cache without slicing it first."""
+    slots = slots.clamp(min=0)
+    start, offset = (slots // page * cache.shape[1]).unsqueeze(-1), (slots % page).unsqueeze(-1)
+    elements = cache.flatten()
+    if row_format in PLAIN_FORMATS:
+        return elements[start + offset * row_width + torch.arange(row_width, device=cache.device)]
+    form = quant.FORMATS[row_format]
+    channels = form.channels(row_width)
+    data, scale = form.data_bytes(channels), form.scale_bytes(channels)
+    data_address = start + offset * data + torch.arange(data, device=cache.device)
+    scale_address = start + page * data + offset * scale + torch.arange(scale, device=cache.device)
+    return torch.cat((elements[data_address], elements[scale_address]), dim=-1)
+
+
 @custom_op("dsv41::load", mutates_args=())
 def load(cache: Tensor, slots: Tensor, row_format: str, page: int, row_width: int) -> Tensor:
-    """`load_definition` as one op."""
-    return load_definition(cache, slots, row_format, page, row_width)
+    """`load_rows` as one op."""
+    return load_rows(cache, slots, row_format, page, row_width)
 
 
 @load.register_fake
 def _(cache: Tensor, slots: Tensor, row_format: str, page: int, row_width: int) -> Tensor:
     return cache.new_empty((*slots.shape, row_width))
 
+
+RowReader = Callable[[Tensor, Tensor, str, int, int], Tensor]
 
 # --- attention ------------------------------------------------------------------------------------------------------
 
@@ -362,6 +380,7 @@ def sparse_attention_definition(
     scale: float,
     window_page: int,
     main_page: int,
+    read: RowReader = load_definition,
 ) -> Tensor:
     """Attention of every head over window rows and selected main rows with a sink in the denominator (SPEC 4.11).
 
@@ -371,19 +390,20 @@ def sparse_attention_definition(
         window_index: int64 [T, W]; -1 no key, i >= 0 window slot i, i <= -2 fresh row -2 - i.
         main: the main KV cache, fp4_e4m3 rows, or None. main_slots: int64 [T, K], -1 no key, or None.
         sink: fp32 [H]. scale: the logits' factor. window_page, main_page: rows a page.
+        read: `load_definition` to be compiled, `load_rows` to be run.
     Returns:
         bf16 [T, H, D]; a row without any key is 0.
     """
     dim = query.shape[-1]
     is_fresh = window_index <= -2
-    stored_rows = load_definition(window, window_index, "fp8_e8m0", window_page, fresh.shape[-1])
+    stored_rows = read(window, window_index, "fp8_e8m0", window_page, fresh.shape[-1])
     fresh_rows = fresh[(-2 - window_index).clamp(min=0)]
     rows = torch.where(is_fresh.unsqueeze(-1), fresh_rows, stored_rows)
     keys = quant.dequantize(rows, "fp8_e8m0")
     valid = window_index != -1
     if main is not None and main_slots is not None:
         width = quant.FORMATS["fp4_e4m3"].row_bytes(dim)
-        selected = quant.dequantize(load_definition(main, main_slots, "fp4_e4m3", main_page, width), "fp4_e4m3")
+        selected = quant.dequantize(read(main, main_slots, "fp4_e4m3", main_page, width), "fp4_e4m3")
         keys = torch.cat((keys, selected), dim=1)
         valid = torch.cat((valid, main_slots >= 0), dim=1)
     return _tiled_attention(query, keys, valid, sink, scale)
@@ -432,7 +452,7 @@ def sparse_attention(
 ) -> Tensor:
     """`sparse_attention_definition` as one op."""
     return sparse_attention_definition(
-        query, window, fresh, window_index, main, main_slots, sink, scale, window_page, main_page
+        query, window, fresh, window_index, main, main_slots, sink, scale, window_page, main_page, load_rows
     )
 
 
@@ -534,7 +554,7 @@ def index_topk(
             continue
         entry = torch.arange(int(visible[own].max()), device=positions.device)
         slots = pages[b, entry // page] * page + entry % page
-        keys = quant.dequantize(load_definition(index, slots, "fp4_e8m0", page, width), "fp4_e8m0")
+        keys = quant.dequantize(load_rows(index, slots, "fp4_e8m0", page, width), "fp4_e8m0")
         scores = index_scores(query[own], weights[own], keys)
         scores = torch.where(entry < visible[own].unsqueeze(-1), scores, float("-inf"))
         if candidates is not None:

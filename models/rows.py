@@ -103,7 +103,8 @@ class Rows:
         A padded row has no entries: its sequence and block table are never read for an address that is used.
         """
         safe = entries.clamp(min=0)
-        owner = self.pages[self.sequence.unsqueeze(-1), safe // page]
+        # One flat index: a compiler gathers by one list of addresses, not by two that broadcast.
+        owner = self.pages.flatten()[self.sequence.unsqueeze(-1) * self.pages.shape[1] + safe // page]
         return torch.where((entries >= 0) & (owner >= 0), owner * page + safe % page, -1)
 
 

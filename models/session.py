@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
-
 from dsv41c.models.backbone import Backbone
 from dsv41c.models.rows import INPUT_NAMES
 from dsv41c.models.state import state_specs
+from torch import Tensor
 
 
 @dataclass

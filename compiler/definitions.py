@@ -1,0 +1,87 @@
+"""The definitions of custom ops as IR: their plain torch functions, traced for the operand types of an op.
+
+An op without an entry has none, and runs as a kernel of the runtime on the CPU; docs/cpu-target.md shows why for each:
+
+    store          mutates a cache
+    index_topk     reads as many rows as each sequence has, and sorts
+    experts        as many rows an expert as chose it; one expert is a function, see `ExpertDefinitions`
+    rotary         cos and sin need an argument reduction that is exact to the largest position
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsv41c.compiler.importer import import_definition
+from dsv41c.compiler.trace import trace_definition
+from dsv41c.ir.ops.custom import CustomOp, Experts
+from dsv41c.ir.types import CacheType, TensorType
+from dsv41c.models import ops, quant
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute
+
+DEFINITIONS: Mapping[str, Callable[..., Any]] = {
+    "dsv41.quantize": quant.quantize,
+    "dsv41.dequantize": quant.dequantize,
+    "dsv41.fake_quantize": quant.fake_quantize,
+    "dsv41.dequantize_weight": quant.dequantize_weight,
+    "dsv41.sinkhorn": ops.sinkhorn_definition,
+    "dsv41.select_experts": ops.select_experts_definition,
+    "dsv41.ngram_hash": ops.ngram_hash_definition,
+    "dsv41.lookup": ops.lookup_definition,
+    "dsv41.load": ops.load_definition,
+    "dsv41.sparse_attention": ops.sparse_attention_definition,
+}
+
+
+@dataclass
+class Definitions:
+    """Gives definitions, each traced once for its operand types.
+
+    Attributes:
+        symbols: (smallest, largest) by symbol of the programs that ask.
+    """
+
+    symbols: Mapping[str, tuple[int, int]]
+    _known: dict[tuple[Any, ...], FuncOp] = field(default_factory=dict, repr=False)
+
+    def define(self, op: CustomOp) -> FuncOp | None:
+        """The definition of an op as a function of its tensor operands, caches as their storage; None without one."""
+        function = DEFINITIONS.get(op.name)
+        if function is None:
+            return None
+        arguments = [None if slot is None else _argument(slot.type) for slot in op.slots()]
+        return self._traced(op.name, function, [*arguments, *op.arguments()])
+
+    def define_expert(self, op: Experts) -> FuncOp:
+        """One routed expert on M rows: x, weights, then its packed weights as in `ops.expert_definition`."""
+        dim = _argument(op.x.type)[0][1]
+        arguments: list[Any] = [(("M", dim), op.x.type.dtype), (("M",), op.weights.type.dtype)]
+        for bundle in (op.w1, op.s1, op.w3, op.s3, op.w2, op.s2):
+            sizes, dtype = _argument(bundle.type)
+            arguments.append((sizes[1:], dtype))
+        # At most one choice a row falls on an expert, so M has the range of T.
+        symbols = {"M": self.symbols["T"]}
+        return self._traced(op.name, ops.expert_definition, [*arguments, *op.arguments()], symbols).clone()
+
+    def _traced(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: list[Any],
+        symbols: Mapping[str, tuple[int, int]] | None = None,
+    ) -> FuncOp:
+        key = (name, *map(str, arguments))
+        if key not in self._known:
+            trace = trace_definition(function, arguments, symbols or self.symbols)
+            self._known[key] = import_definition("definition", trace)
+        return self._known[key]
+
+
+def _argument(type_: Attribute) -> tuple[tuple[int | str, ...], Any]:
+    """A tensor's sizes and dtype, as `trace_definition` takes them."""
+    storage = type_.storage if isinstance(type_, CacheType) else type_
+    assert isinstance(storage, TensorType)
+    return storage.dims, storage.dtype
