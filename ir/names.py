@@ -30,6 +30,22 @@ def clone_module(module: ModuleOp) -> ModuleOp:
     return copy
 
 
+def replace_op(old: Operation, new: Operation) -> None:
+    """Put an op in another's place; results that have no name yet take the exact names of those they replace.
+
+    xDSL's own `Rewriter.replace_op` would cut `mul_3` to `mul`.
+    """
+    block = old.parent
+    assert block is not None
+    block.insert_op_before(new, old)
+    for old_result, new_result in zip(old.results, new.results, strict=True):
+        name = new_result.name_hint or old_result.name_hint
+        old_result.replace_all_uses_with(new_result)
+        set_name(new_result, name)
+    old.detach()
+    old.erase()
+
+
 def value_names(block: Block) -> dict[SSAValue, str]:
     """Give every value of a block the name under which the text form prints it."""
     names: dict[SSAValue, str] = {}
