@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from dsv41c.errors import CompileError
 from dsv41c.passes.common_subexpressions import CommonSubexpressions
 from dsv41c.passes.dead_code import DeadCode
+from dsv41c.passes.expand_definitions import ExpandDefinitions
+from dsv41c.passes.outline_experts import OutlineExperts
+from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
 from dsv41c.passes.state_in_place import StateInPlace
+from dsv41c.passes.to_launches import ToLaunches
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,43 @@ PHASES: tuple[Phase, ...] = (
         ),
     ),
     Phase(
+        3,
+        "regions",
+        (
+            # After all rewrites of the network: from here on a program is calls and kernels.
+            OutlineRegions(),
+            # After the regions, which must not look into the expert's function.
+            OutlineExperts(),
+            # Inside the regions, each distinct one once, and not in forty layers before they are found equal.
+            ExpandDefinitions(),
+            # Definitions repeat constants and sizes.
+            CommonSubexpressions(),
+            DeadCode(),
+        ),
+    ),
+    Phase(
         4,
         "placement",
         (
             # Late: until here a cache is a value and rewrites need not think of buffers.
             StateInPlace(),
+            # Last: a launch says nothing about the op that it came from but its name.
+            ToLaunches(),
         ),
     ),
 )
 
 REGISTRY: dict[str, type[Pass]] = {
-    pass_class.name: pass_class for pass_class in (CommonSubexpressions, DeadCode, StateInPlace)
+    pass_class.name: pass_class
+    for pass_class in (
+        CommonSubexpressions,
+        DeadCode,
+        ExpandDefinitions,
+        OutlineExperts,
+        OutlineRegions,
+        StateInPlace,
+        ToLaunches,
+    )
 }
 
 

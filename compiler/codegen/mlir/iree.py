@@ -13,7 +13,7 @@ import iree.compiler as iree_compiler
 from dsv41c.errors import CompileError
 from iree.compiler.version import VERSION as IREE_VERSION
 
-__all__ = ["CpuTarget", "KernelCache", "compile_linalg"]
+__all__ = ["CpuTarget", "KernelCache", "compile_linalg", "module_key"]
 
 # Why each flag stands here is in docs/cpu-target.md.
 _FLAGS = (
@@ -21,6 +21,8 @@ _FLAGS = (
     "--iree-stream-resource-min-offset-alignment=1",
     # The default, O0, leaves one-row products with decoded weights at a seventh of the speed.
     "--iree-opt-level=O2",
+    # By default IREE computes f64 in f32 and says nothing.
+    "--iree-input-demote-f64-to-f32=false",
 )
 # What generated code may use; IREE lists many more that only an operating system uses (rdseed, xsave, ...).
 _CODE_FEATURES = re.compile(

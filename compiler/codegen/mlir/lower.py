@@ -70,11 +70,52 @@ def _lower(name: str, text: str, context: mlir.Context) -> str:
             raise CompileError(
                 f"region '{name}': torch-mlir cannot lower it to linalg: {_diagnostics(error)}"
             ) from error
+        _refuse_written_arguments(name, module)
         return "".join(_functions(module.operation.get_asm()))
 
 
 def _run(module: mlir.Module) -> None:
     PassManager.parse(_PIPELINE).run(module.operation)
+
+
+# IREE lets an op that updates a tensor update the argument's own memory: after a kernel that sorts its argument the
+# caller's tensor is sorted (and a read-only weights file is a segmentation fault).
+_UPDATES = {"tensor.insert_slice": 1, "tensor.insert": 1, "tensor.scatter": 1}
+_ALIASES = ("tensor.expand_shape", "tensor.collapse_shape", "tensor.cast", "tensor.extract_slice")
+
+
+def _refuse_written_arguments(name: str, module: mlir.Module) -> None:
+    def visit(op: mlir.Operation) -> mlir.WalkResult:
+        if any(_is_argument(value) for value in _updated(op)):
+            raise CompileError(
+                f"region '{name}': {op.name} would overwrite an argument of the region in memory; leave it to a "
+                f"reference kernel, or let it work on a tensor that the region computes"
+            )
+        return mlir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+
+
+def _updated(op: mlir.Operation) -> list[mlir.Value]:
+    """The tensors whose old elements an op keeps or reads while it writes new ones."""
+    if op.name in _UPDATES:
+        return [op.operands[_UPDATES[op.name]]]
+    if not op.name.startswith(("linalg.", "tm_tensor.")) or "operandSegmentSizes" not in op.attributes:
+        return []
+    n_inputs = mlir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[0]
+    outputs = list(op.operands)[n_inputs:]
+    if op.name != "linalg.generic":
+        return outputs
+    arguments = list(op.regions[0].blocks[0].arguments)[n_inputs:]
+    return [value for value, argument in zip(outputs, arguments, strict=True) if list(argument.uses)]
+
+
+def _is_argument(value: mlir.Value) -> bool:
+    while not isinstance(value.owner, mlir.Block):
+        if value.owner.name not in _ALIASES:
+            return False
+        value = value.owner.operands[0]
+    return True
 
 
 def _diagnostics(error: mlir.MLIRError, limit: int = 3) -> str:

@@ -1,0 +1,294 @@
+"""From a checkpoint to a plan: the order of the whole compilation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from dsv41c.compiler.artifact import staged_folder, write_files
+from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
+from dsv41c.compiler.codegen.mlir.lower import lower_regions
+from dsv41c.compiler.codegen.mlir.views import compile_views
+from dsv41c.compiler.definitions import DEFINITIONS, Definitions
+from dsv41c.compiler.importer import import_program
+from dsv41c.compiler.launch_list import program_of
+from dsv41c.compiler.trace import Ranges, trace_backbone
+from dsv41c.errors import CompileError
+from dsv41c.ir.builder import functions, module_of
+from dsv41c.ir.ops.program import Launch, Weight
+from dsv41c.ir.text import print_module
+from dsv41c.ir.types import TensorType
+from dsv41c.models.checkpoint import Checkpoint
+from dsv41c.models.config import ModelConfig
+from dsv41c.models.engram_tables import engram_tables, read_tokenizer
+from dsv41c.models.state import DEFAULT_PAGE_TOKENS, state_specs
+from dsv41c.models.weights import empty_backbone, stacked_names
+from dsv41c.passes.manager import PassManager, PassReport
+from dsv41c.passes.pass_base import PassContext
+from dsv41c.passes.pipeline import default_pipeline
+from dsv41c.runtime.plan_format import (
+    CONSTANTS,
+    FORMAT_VERSION,
+    LAUNCHES,
+    VIEWS,
+    CheckpointEntry,
+    CheckpointFile,
+    KernelEntry,
+    LaunchList,
+    Manifest,
+    PassRecord,
+    Target,
+    WeightEntry,
+    WeightPart,
+    encode_launches,
+    encode_manifest,
+)
+from safetensors.torch import save
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+
+TARGETS = ("cpu",)
+TOKENIZER = "tokenizer.json"
+PROGRAM = "step"
+_TOOLS = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "xdsl")
+
+Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a plan is made for.
+
+    Attributes:
+        target: "cpu".
+        tokenizer: tokenizer.json; None looks in the checkpoint's folder and in the one above it.
+        page_tokens: tokens a page of the global caches; a multiple of every ratio.
+        max_rows: most rows of one forward, a prefill chunk or a batch of decode steps.
+        max_sequences: most sequences of one forward.
+        cpu: LLVM CPU name, or "host" for this machine's.
+        jobs: compilers that run at once; None takes one a core.
+        cache: where compiled kernels are kept; None compiles always.
+        dump_ir: folder for the program's text before and after each pass.
+        verify_each: interpret the program before and after each pass and compare.
+    """
+
+    target: str = "cpu"
+    tokenizer: Path | None = None
+    page_tokens: int = DEFAULT_PAGE_TOKENS
+    max_rows: int = 512
+    max_sequences: int = 64
+    cpu: str = "host"
+    jobs: int | None = None
+    cache: KernelCache | None = None
+    dump_ir: Path | None = None
+
+
+def compile_checkpoint(
+    checkpoint: str | Path,
+    output: str | Path,
+    options: CompileOptions | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Path:
+    """Compiles a checkpoint to a plan.
+
+    Args:
+        checkpoint: its folder, with config.json and safetensors files.
+        output: the plan's folder; it appears whole or not at all.
+        options: see `CompileOptions`.
+        progress: called as the work goes on.
+    Returns:
+        the plan's folder.
+    Errors: ConfigError, CheckpointError for bad input; CompileError for an unsupported target, or a program or disk
+        that does not allow it.
+    """
+    options = options or CompileOptions()
+    if options.target not in TARGETS:
+        raise CompileError(f"target '{options.target}' is unknown; supported are {', '.join(TARGETS)}; choose with --target")
+    progress("read the checkpoint", 0, 1)
+    opened = Checkpoint.open(checkpoint)
+    opened.verify()
+    with staged_folder(Path(output)) as folder:
+        _Compilation(opened, options, progress).write(folder)
+    return Path(output)
+
+
+def lower_config(config: ModelConfig, options: CompileOptions, progress: Progress = lambda *_: None) -> Lowered:
+    """Traces the step program of a config and runs the passes; reads no weights, so any size will do."""
+    model = empty_backbone(config, options.page_tokens)
+    progress("trace the model", 0, 1)
+    ranges = step_ranges(config, options)
+    trace = trace_backbone(model, ranges)
+    traced = module_of([import_program(PROGRAM, trace, config, options.page_tokens)])
+    definitions = Definitions(ranges.symbols())
+    context = PassContext(
+        options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert
+    )
+    passes = default_pipeline()
+
+    def on_pass(report: PassReport, module: ModuleOp) -> None:
+        progress(f"pass {report.name}", len(manager.reports), len(passes))
+
+    manager = PassManager(passes, context, options.dump_ir, on_pass=on_pass)
+    module = manager.run(traced)
+    records = tuple(PassRecord(pass_.text(), pass_.digest()) for pass_ in passes)
+    return Lowered(module, ranges, records, manager.reports)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A module of launches and the functions they run, with what made it."""
+
+    module: ModuleOp
+    ranges: Ranges
+    passes: tuple[PassRecord, ...]
+    reports: list[PassReport]
+
+    @property
+    def program(self) -> FuncOp:
+        """The step program."""
+        return functions(self.module)[PROGRAM]
+
+    @property
+    def regions(self) -> dict[str, FuncOp]:
+        """The outlined functions by name."""
+        return {name: func for name, func in functions(self.module).items() if name != PROGRAM}
+
+
+def step_ranges(config: ModelConfig, options: CompileOptions) -> Ranges:
+    """The declared ranges of the step program's sizes."""
+    pages = -(-config.max_position_embeddings // options.page_tokens)
+    return Ranges(
+        rows=options.max_rows,
+        sequences=options.max_sequences,
+        pages=pages,
+        logit_rows=options.max_rows,
+        pool_pages=1 << 24,
+        rings=1 << 16,
+    )
+
+
+class _Compilation:
+    def __init__(self, checkpoint: Checkpoint, options: CompileOptions, progress: Progress) -> None:
+        self.checkpoint, self.options, self.progress = checkpoint, options, progress
+        self.config = checkpoint.config
+        self.target = CpuTarget(options.cpu)
+
+    def write(self, folder: Path) -> None:
+        """Writes all files of the plan into an empty folder."""
+        tokenizer = self._tokenizer()
+        constants = derived_constants(self.config, tokenizer)
+        lowered = lower_config(self.config, self.options, self.progress)
+        kernels = self._compile_kernels(lowered)
+        files = {kernel.file: data for kernel, data in kernels if kernel.file}
+        files[VIEWS] = compile_views(self.target)
+        files[CONSTANTS] = save(constants)
+        files[f"programs/{PROGRAM}.mlir"] = print_module(lowered.module).encode()
+        files[LAUNCHES] = encode_launches(LaunchList({PROGRAM: program_of(lowered.program)}))
+        if tokenizer is not None:
+            files[TOKENIZER] = tokenizer.read_bytes()
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
+        manifest = self._manifest(lowered, [kernel for kernel, _ in kernels], tokenizer, digests)
+        self.progress("write the plan", 0, 1)
+        write_files(folder, files | encode_manifest(manifest))
+
+    def _tokenizer(self) -> Path | None:
+        """The tokenizer's file: as given, in the checkpoint's folder, or in the folder above it."""
+        if self.options.tokenizer is not None:
+            return self.options.tokenizer
+        folder = self.checkpoint.folder.resolve()
+        for candidate in (folder / TOKENIZER, folder.parent / TOKENIZER):
+            if candidate.is_file():
+                return candidate
+        if self.config.engram_layer_ids:
+            raise CompileError(
+                f"there is no {TOKENIZER} in {folder} or above it; Engram hashes what it decodes: give it with --tokenizer"
+            )
+        return None
+
+    def _compile_kernels(self, lowered: Lowered) -> list[tuple[KernelEntry, bytes]]:
+        regions = lowered.regions
+        done = 0
+
+        def compile_region(name: str) -> tuple[KernelEntry, bytes]:
+            nonlocal done
+            data = compile_linalg(texts[name], self.target, self.options.cache)
+            done += 1
+            self.progress(f"compile {name}", done, len(regions))
+            file = f"kernels/{name}.vmfb"
+            return KernelEntry(name, "iree", "portable", file, "kernel", self.options.target), data
+
+        # Functions are all named alike, so that equal regions of two plans are one entry of the kernel cache.
+        texts = {name: lower_regions({"kernel": func}) for name, func in regions.items()}
+        with ThreadPoolExecutor(self.options.jobs or torch.get_num_threads()) as pool:
+            compiled = list(pool.map(compile_region, regions))
+        launched = {op.kernel.data for op in lowered.program.body.block.ops if isinstance(op, Launch)}
+        whole = sorted(launched - set(regions))
+        return [*compiled, *((KernelEntry(name, "reference", "reference"), b"") for name in whole)]
+
+    def _manifest(
+        self, lowered: Lowered, kernels: list[KernelEntry], tokenizer: Path | None, digests: dict[str, str]
+    ) -> Manifest:
+        folder = self.checkpoint.folder.resolve()
+        files = {name: CheckpointFile(file.bytes, file.header_sha256) for name, file in self.checkpoint.files.items()}
+        weights = weight_table(lowered.program, self.checkpoint)
+        return Manifest(
+            format=FORMAT_VERSION,
+            model=json.loads((folder / "config.json").read_text()),
+            targets=(Target(self.options.target, self.target.required_features),),
+            shape_ranges=lowered.ranges.symbols(),
+            passes=lowered.passes,
+            tools={name: version(name) for name in _TOOLS},
+            page_tokens=self.options.page_tokens,
+            state=state_specs(self.config, self.options.page_tokens),
+            memory=memory_bill(self.config, self.options.page_tokens, weights),
+            kernels=tuple(kernels),
+            weights=weights,
+            checkpoint=CheckpointEntry(str(folder), files),
+            tokenizer=TOKENIZER if tokenizer is not None else None,
+            programs={PROGRAM: f"programs/{PROGRAM}.mlir"},
+            digests=digests,
+        )
+
+
+def derived_constants(config: ModelConfig, tokenizer: Path | None) -> dict[str, torch.Tensor]:
+    """The tensors that follow from config and tokenizer, by the name of their weight symbol."""
+    model = empty_backbone(config)
+    if config.engram_layer_ids:
+        assert tokenizer is not None, "a model with Engram has a tokenizer here"
+        model.set_engram_tables(engram_tables(config, read_tokenizer(tokenizer)))
+    return {name: buffer.contiguous().clone() for name, buffer in model.named_buffers()}
+
+
+def weight_table(program: FuncOp, checkpoint: Checkpoint) -> dict[str, WeightEntry]:
+    """Where the bytes of every weight symbol of a program lie."""
+    table: dict[str, WeightEntry] = {}
+    for op in program.body.block.ops:
+        if not isinstance(op, Weight):
+            continue
+        symbol, type_ = op.symbol.data, op.result.type
+        assert isinstance(type_, TensorType)
+        shape = type_.shape({})
+        if op.source.data == "derived":
+            table[symbol] = WeightEntry(type_.element, shape, "derived", file=CONSTANTS, tensor=symbol)
+            continue
+        tensors = [checkpoint.tensors[name] for name in stacked_names(symbol, shape[0])]
+        parts = tuple(WeightPart(tensor.name, tensor.file, tensor.offset, tensor.bytes) for tensor in tensors)
+        table[symbol] = WeightEntry(type_.element, shape, "checkpoint", parts)
+    return table
+
+
+def memory_bill(config: ModelConfig, page_tokens: int, weights: Mapping[str, WeightEntry]) -> dict[str, Any]:
+    """What stays in memory, in bytes: weights, a page of the global caches, the rings of a sequence."""
+    specs = state_specs(config, page_tokens)
+    return {
+        "weights": sum(part.bytes for entry in weights.values() for part in entry.parts),
+        "page": sum(spec.page_bytes for spec in specs if spec.pool == "pages"),
+        "rings_per_sequence": sum(spec.page_bytes for spec in specs if spec.pool == "rings"),
+    }
