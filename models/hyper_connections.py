@@ -38,11 +38,15 @@ class HyperConnection(nn.Module):
         Returns:
             pre fp32 [T, n], post fp32 [T, n], comb fp32 [T, n, n] (source by destination).
         """
-        n = self.streams
         v = h.flatten(1).to(torch.float32)
         # The statistic scales the projection, not the row: one number a token (SPEC 3.2).
-        mixes = functional.linear(v, self.fn) * torch.rsqrt(v.square().mean(-1, keepdim=True) + self.norm_eps)
-        pre, post, comb = mixes.split([n, n, n * n], dim=-1)
+        projected = functional.linear(v, self.fn) * torch.rsqrt(v.square().mean(-1, keepdim=True) + self.norm_eps)
+        return self.mixes(projected)
+
+    def mixes(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The projected statistics fp32 [T, (2 + n) n] to the three mixes."""
+        n = self.streams
+        pre, post, comb = projected.split([n, n, n * n], dim=-1)
         pre_base, post_base, comb_base = self.base.split([n, n, n * n])
         pre_scale, post_scale, comb_scale = self.scale.split([1, 1, 1])
         pre = torch.sigmoid(pre * pre_scale + pre_base) + self.sinkhorn_eps

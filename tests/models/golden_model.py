@@ -184,3 +184,31 @@ class Drafter:
         """Drafts from an anchor (token, position) for each ring slot."""
         tokens, positions = zip(*anchors.values(), strict=True)
         return self.model.draft(torch.tensor(tokens), torch.tensor(positions), torch.tensor(list(anchors)), self.caches)
+
+
+# --- states taken from the golden data ------------------------------------------------------------------------------
+
+
+def golden_state(kind: str, prompt: str) -> EagerSession:
+    """A session whose caches hold the golden values after the prompt, as if the reference itself had filled them."""
+    model = golden(kind)
+    session, ids, want = model.session(), model.ids(prompt), model.under(prompt)
+    for spec in state_specs(model.config, PAGE_TOKENS):
+        if spec.kind == "history":
+            slots = torch.arange(max(len(ids) - spec.page, 0), len(ids))
+            rows = torch.tensor(ids, dtype=torch.int32)[slots].unsqueeze(-1)
+        elif spec.kind == "tail":
+            if len(ids) % spec.ratio == 0:
+                continue
+            slots = torch.tensor([len(ids) - 1])
+            rows = torch.cat([want[f"{key}.layers.{spec.owner}"] for key in ("kv_state", "score_state")], dim=-1)
+        else:
+            key = {"window": "win", "main": "ckv", "index": "ik"}[spec.kind]
+            values = want[f"{key}.layers.{spec.owner}"]
+            slots, rows = torch.arange(values.shape[0]), ops.quantize(values, spec.row_format)
+            # Values on the grid of a format must come back as they are, or this would be another state.
+            assert torch.equal(ops.dequantize(rows, spec.row_format), values), spec.name
+        slots = slots % spec.page if spec.pool == "rings" else slots
+        ops.store(session.caches[spec.name], rows, slots, spec.row_format, spec.page)
+    session.lengths[0] = len(ids)
+    return session
