@@ -14,6 +14,9 @@ __all__ = ["lower_regions", "lower_text"]
 
 _TO_LINALG = "torch-backend-to-linalg-on-tensors-backend-pipeline{allow-non-finites=True}"
 _PIPELINE = f"builtin.module(func.func(torch-decompose-complex-ops), {_TO_LINALG})"
+# A line of `torch_text`, and the result types in its first line.
+_ATEN_LINE = re.compile(r"\s*(?P<name>%\w+)(?::(?P<count>\d+))? = torch\.aten\..* -> (?P<types>.*)")
+_RESULT_TYPES = re.compile(r"-> \(.*\) attributes")
 # A printed module may start with lines `#map = ...`; their names would clash when modules are joined.
 _ALIAS = re.compile(r"^#(\w+) = (.*)$", re.MULTILINE)
 
@@ -67,11 +70,36 @@ def _lower(name: str, text: str, context: mlir.Context) -> str:
         try:
             _run(module)
         except mlir.MLIRError as error:
+            culprit = next((op for op, function in _prefixes(text) if _fails(function)), "its results")
             raise CompileError(
-                f"region '{name}': torch-mlir cannot lower it to linalg: {_diagnostics(error)}"
+                f"region '{name}': torch-mlir cannot lower it to linalg because of {culprit}: {_diagnostics(error)}"
             ) from error
         _refuse_written_arguments(name, module)
         return "".join(_functions(module.operation.get_asm()))
+
+
+def _prefixes(text: str) -> Iterable[tuple[str, str]]:
+    """For each op of a function: its line, and the function cut off after it.
+
+    torch-mlir's diagnostic is often about a constant that an illegal op keeps alive; the first function that fails names
+    the op itself.
+    """
+    head, *lines = text.strip().splitlines()
+    for i, line in enumerate(lines):
+        match = _ATEN_LINE.fullmatch(line)
+        if match is None:
+            continue
+        results = [f"{match['name']}#{j}" for j in range(int(match["count"]))] if match["count"] else [match["name"]]
+        cut = [*lines[: i + 1], f"return {', '.join(results)} : {match['types']}", "}\n"]
+        yield line.strip(), "\n".join([_RESULT_TYPES.sub(f"-> ({match['types']}) attributes", head), *cut])
+
+
+def _fails(function: str) -> bool:
+    try:
+        _run(mlir.Module.parse(f"module {{\n{function}}}\n"))
+    except mlir.MLIRError:
+        return True
+    return False
 
 
 def _run(module: mlir.Module) -> None:
@@ -85,21 +113,21 @@ _ALIASES = ("tensor.expand_shape", "tensor.collapse_shape", "tensor.cast", "tens
 
 
 def _refuse_written_arguments(name: str, module: mlir.Module) -> None:
-    def visit(op: mlir.Operation) -> mlir.WalkResult:
-        if any(_is_argument(value) for value in _updated(op)):
-            raise CompileError(
-                f"region '{name}': {op.name} would overwrite an argument of the region in memory; leave it to a "
-                f"reference kernel, or let it work on a tensor that the region computes"
-            )
-        return mlir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    for function in module.body.operations:
+        for op in function.regions[0].blocks[0].operations:
+            if any(_is_argument(value) for value in _updated(op.operation)):
+                raise CompileError(
+                    f"region '{name}': {op.operation.name} would overwrite an argument of the region in memory; leave "
+                    f"it to a reference kernel, or let it work on a tensor that the region computes"
+                )
 
 
 def _updated(op: mlir.Operation) -> list[mlir.Value]:
     """The tensors whose old elements an op keeps or reads while it writes new ones."""
     if op.name in _UPDATES:
         return [op.operands[_UPDATES[op.name]]]
+    if op.name.startswith("scf."):
+        return list(op.operands)
     if not op.name.startswith(("linalg.", "tm_tensor.")) or "operandSegmentSizes" not in op.attributes:
         return []
     n_inputs = mlir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[0]
