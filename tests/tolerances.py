@@ -50,3 +50,8 @@ class WholeModel:
 
 
 WHOLE_MODEL = WholeModel()
+
+# A draft block on golden rings, absolute; not in the README. Bf16 flips inside a block reach 0.07 in mini6's logits
+# (std 3) and 0.023 in its confidences here, and no draft id changes; the bound is twice that.
+DRAFT_LOGITS = 0.14
+DRAFT_CONFIDENCE = 0.05

@@ -173,10 +173,14 @@ class Drafter:
     def __post_init__(self) -> None:
         self.caches = {spec.name: spec.empty(self.rings) for spec in draft_state_specs(self.model.config)}
 
-    def seed(self, main_hidden: Tensor, context: dict[int, int]) -> None:
-        """Seeds the rows of one forward, [all rows, ...]; `context` gives by ring slot the tokens cached before it."""
-        count = main_hidden.shape[0] // len(context)
-        inputs = step_inputs([Chunk([0] * count, start, ring, [0]) for ring, start in context.items()], [])
+    def seed(self, main_hidden: Tensor, context: dict[int, int], rejected: int = 0) -> None:
+        """Seeds the rows of one forward, [all rows, ...]; `context` gives by ring slot the tokens cached before it.
+
+        The last `rejected` rows of the batch are marked as not committed.
+        """
+        count = (main_hidden.shape[0] - rejected) // len(context)
+        chunks = [Chunk([0] * count, start, ring, [0]) for ring, start in context.items()]
+        inputs = step_inputs(chunks, [], rejected)
         rows = Rows.of_batch(**{k: v for k, v in inputs.items() if k not in ("tokens", "logit_rows")})
         self.model.seed(main_hidden, rows, self.caches)
 
