@@ -81,8 +81,8 @@ def _lower(name: str, text: str, context: mlir.Context) -> str:
 def _prefixes(text: str) -> Iterable[tuple[str, str]]:
     """For each op of a function: its line, and the function cut off after it.
 
-    torch-mlir's diagnostic is often about a constant that an illegal op keeps alive; the first function that fails names
-    the op itself.
+    torch-mlir's diagnostic is often about a constant that an illegal op keeps alive; the first function that fails
+    names the op itself.
     """
     head, *lines = text.strip().splitlines()
     for i, line in enumerate(lines):
