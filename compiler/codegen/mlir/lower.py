@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 import torch_mlir.ir as mlir
+from dsv41c.compiler.codegen.mlir.rounding import explicit_bf16_rounding
 from dsv41c.compiler.codegen.mlir.torch_text import torch_text
 from dsv41c.errors import CompileError
 from torch_mlir.dialects import torch as torch_dialect
@@ -75,7 +76,7 @@ def _lower(name: str, text: str, context: mlir.Context) -> str:
                 f"region '{name}': torch-mlir cannot lower it to linalg because of {culprit}: {_diagnostics(error)}"
             ) from error
         _refuse_written_arguments(name, module)
-        return "".join(_functions(module.operation.get_asm()))
+        return explicit_bf16_rounding("".join(_functions(module.operation.get_asm())))
 
 
 def _prefixes(text: str) -> Iterable[tuple[str, str]]:
