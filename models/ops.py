@@ -3,8 +3,8 @@
 An op whose reference is plain tensor arithmetic is also its own definition: the CPU target traces that function and
 compiles it. Ops that touch a cache, sort, or run a data-dependent number of rows stay whole in every program.
 
-Slots address cache rows: slot = page_id * rows_per_page + offset, and -1 means "no row". Pages are planar: all data rows
-of a page, then all its scale rows (SPEC 11.3).
+Slots address cache rows: slot = page_id * rows_per_page + offset, and -1 means "no row". Pages are planar: all data
+rows of a page, then all its scale rows (SPEC 11.3).
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def _(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _planes(cache: Tensor, row_format: str, page: int, row_width: int) -> tuple[Tensor, Tensor | None]:
-    """Views of a cache's data rows [pages * page, data] and scale rows [pages * page, scale], or None for plain rows."""
+    """Views of a cache's data rows [pages, page, data] and scale rows [pages, page, scale], or None for plain rows."""
     pages = cache.shape[0]
     if row_format in PLAIN_FORMATS:
         return cache.view(pages, page, row_width), None

@@ -1,7 +1,7 @@
 """The exact number formats of the model: FP8 and FP4 rows with block scales, and the weights that use them.
 
-Everything here is written in integer and comparison arithmetic that a compiler can lower without rounding of its own, so
-the same functions are the oracle of the tests and the definitions that the CPU target compiles.
+Everything here is written in integer and comparison arithmetic that a compiler can lower without rounding of its own,
+so the same functions are the oracle of the tests and the definitions that the CPU target compiles.
 
 Formats of cache rows (SPEC 2.3, 2.4, 11.1), `D` channels a row:
 
@@ -195,10 +195,7 @@ def dequantize(rows: Tensor, row_format: str) -> Tensor:
     channels = form.channels(rows.shape[-1])
     data, scale = rows.split([form.data_bytes(channels), form.scale_bytes(channels)], dim=-1)
     values = unpack_e2m1(data) if form.codes_per_byte == 2 else data.view(torch.float8_e4m3fn).to(torch.float32)
-    if row_format == "fp4_e4m3":
-        scales = scale.view(torch.float8_e4m3fn).to(torch.float32)
-    else:
-        scales = decode_ue8m0(scale)
+    scales = scale.view(torch.float8_e4m3fn).to(torch.float32) if row_format == "fp4_e4m3" else decode_ue8m0(scale)
     return (_grouped(values, form.group) * scales.unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
 
 
