@@ -156,7 +156,7 @@ def golden_streams(model: Golden, prefix: str) -> Iterator[set[str]]:
 def watched(model: Golden) -> Iterator[dict[str, Tensor]]:
     """While open, keeps what the sublayers give, by the keys of the golden data's "deep" part."""
     seen: dict[str, Tensor] = {}
-    hooks = []
+    hooks = [on_output(model.backbone.norm, partial(_keep, seen, ["final_hidden"]))]
     for number, layer in enumerate(model.backbone.layers):
         for path, names in WATCHED.items():
             if path != "engram" or hasattr(layer, "engram"):
@@ -187,7 +187,8 @@ def test_layers_on_golden_streams(kind: str) -> None:
     session = model.session()
     with golden_streams(model, f"{prompt}.deep") as fed, watched(model) as seen, recorded(model.backbone) as record:
         session.forward({0: model.ids(prompt)})
-    compared = [key for key in seen if key in deep and layer_of(key) in fed]
+    last = f"layers.{model.config.num_hidden_layers - 1}"
+    compared = [key for key in seen if key in deep and (last if key == "final_hidden" else layer_of(key)) in fed]
     assert len(compared) > len(fed)
     for key in compared:
         assert_layer(seen[key], deep[key], key)
