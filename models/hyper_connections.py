@@ -38,9 +38,13 @@ class HyperConnection(nn.Module):
         Returns:
             pre fp32 [T, n], post fp32 [T, n], comb fp32 [T, n, n] (source by destination).
         """
-        v = h.flatten(1).to(torch.float32)
+        v = h.flatten(1)
+        # Summed in fp64: every mix enters every channel of the streams, so the order of 20480 fp32 additions shows as
+        # flipped bf16 roundings. This way all targets give one result, and it is the golden data's.
+        projected = functional.linear(v.to(torch.float64), self.fn.to(torch.float64)).to(torch.float32)
         # The statistic scales the projection, not the row: one number a token (SPEC 3.2).
-        projected = functional.linear(v, self.fn) * torch.rsqrt(v.square().mean(-1, keepdim=True) + self.norm_eps)
+        mean_square = v.to(torch.float32).square().mean(-1, keepdim=True)
+        projected = projected * torch.rsqrt(mean_square + self.norm_eps)
         return self.mixes(projected)
 
     def mixes(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
