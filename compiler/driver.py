@@ -19,6 +19,7 @@ from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.compiler.definitions import DEFINITIONS, Definitions
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import program_of
+from dsv41c.compiler.probe import checkpoint_probe
 from dsv41c.compiler.trace import Ranges, trace_backbone
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import functions, module_of
@@ -30,7 +31,7 @@ from dsv41c.models.config import ModelConfig
 from dsv41c.models.engram_tables import engram_tables, read_tokenizer
 from dsv41c.models.state import DEFAULT_PAGE_TOKENS, state_specs
 from dsv41c.models.weights import empty_backbone, stacked_names
-from dsv41c.passes.manager import PassManager, PassReport
+from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
 from dsv41c.passes.pipeline import default_pipeline
 from dsv41c.runtime.plan_format import (
@@ -88,6 +89,7 @@ class CompileOptions:
     jobs: int | None = None
     cache: KernelCache | None = None
     dump_ir: Path | None = None
+    verify_each: bool = False
 
 
 def compile_checkpoint(
@@ -95,6 +97,7 @@ def compile_checkpoint(
     output: str | Path,
     options: CompileOptions | None = None,
     progress: Progress = lambda what, done, total: None,
+    on_pass: Callable[[PassReport], None] = lambda report: None,
 ) -> Path:
     """Compiles a checkpoint to a plan.
 
@@ -103,6 +106,7 @@ def compile_checkpoint(
         output: the plan's folder; it appears whole or not at all.
         options: see `CompileOptions`.
         progress: called as the work goes on.
+        on_pass: called with the report of each pass.
     Returns:
         the plan's folder.
     Errors: ConfigError, CheckpointError for bad input; CompileError for an unsupported target, or a program or disk
@@ -110,32 +114,44 @@ def compile_checkpoint(
     """
     options = options or CompileOptions()
     if options.target not in TARGETS:
-        raise CompileError(f"target '{options.target}' is unknown; supported are {', '.join(TARGETS)}; choose with --target")
+        raise CompileError(
+            f"target '{options.target}' is unknown; supported are {', '.join(TARGETS)}; choose with --target"
+        )
     progress("read the checkpoint", 0, 1)
     opened = Checkpoint.open(checkpoint)
     opened.verify()
     with staged_folder(Path(output)) as folder:
-        _Compilation(opened, options, progress).write(folder)
+        _Compilation(opened, options, progress, on_pass).write(folder)
     return Path(output)
 
 
-def lower_config(config: ModelConfig, options: CompileOptions, progress: Progress = lambda *_: None) -> Lowered:
-    """Traces the step program of a config and runs the passes; reads no weights, so any size will do."""
+def lower_config(
+    config: ModelConfig,
+    options: CompileOptions,
+    progress: Progress = lambda *_: None,
+    on_pass: Callable[[PassReport], None] = lambda report: None,
+    probe: Probe | None = None,
+) -> Lowered:
+    """Traces the step program of a config and runs the passes; reads no weights, so any size will do.
+
+    Args:
+        config, options, progress, on_pass: as in `compile_checkpoint`.
+        probe: gives the inputs on which the program is compared before and after each pass; None compares nothing.
+    """
     model = empty_backbone(config, options.page_tokens)
     progress("trace the model", 0, 1)
     ranges = step_ranges(config, options)
     trace = trace_backbone(model, ranges)
     traced = module_of([import_program(PROGRAM, trace, config, options.page_tokens)])
     definitions = Definitions(ranges.symbols())
-    context = PassContext(
-        options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert
-    )
+    context = PassContext(options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert)
     passes = default_pipeline()
 
-    def on_pass(report: PassReport, module: ModuleOp) -> None:
+    def after_pass(report: PassReport, module: ModuleOp) -> None:
         progress(f"pass {report.name}", len(manager.reports), len(passes))
+        on_pass(report)
 
-    manager = PassManager(passes, context, options.dump_ir, on_pass=on_pass)
+    manager = PassManager(passes, context, options.dump_ir, verify_each=probe, on_pass=after_pass)
     module = manager.run(traced)
     records = tuple(PassRecord(pass_.text(), pass_.digest()) for pass_ in passes)
     return Lowered(module, ranges, records, manager.reports)
@@ -175,8 +191,14 @@ def step_ranges(config: ModelConfig, options: CompileOptions) -> Ranges:
 
 
 class _Compilation:
-    def __init__(self, checkpoint: Checkpoint, options: CompileOptions, progress: Progress) -> None:
-        self.checkpoint, self.options, self.progress = checkpoint, options, progress
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: CompileOptions,
+        progress: Progress,
+        on_pass: Callable[[PassReport], None],
+    ) -> None:
+        self.checkpoint, self.options, self.progress, self.on_pass = checkpoint, options, progress, on_pass
         self.config = checkpoint.config
         self.target = CpuTarget(options.cpu)
 
@@ -184,7 +206,10 @@ class _Compilation:
         """Writes all files of the plan into an empty folder."""
         tokenizer = self._tokenizer()
         constants = derived_constants(self.config, tokenizer)
-        lowered = lower_config(self.config, self.options, self.progress)
+        probe = None
+        if self.options.verify_each:
+            probe = checkpoint_probe(self.checkpoint, tokenizer, constants, self.options.page_tokens)
+        lowered = lower_config(self.config, self.options, self.progress, self.on_pass, probe)
         kernels = self._compile_kernels(lowered)
         files = {kernel.file: data for kernel, data in kernels if kernel.file}
         files[VIEWS] = compile_views(self.target)

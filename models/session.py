@@ -85,7 +85,7 @@ class EagerSession:
         Returns:
             by ring slot the logits fp32 [its tokens, vocab]; main_hidden bf16 [all rows, targets * d].
         """
-        chunks = [self._chunk(ring, tokens) for ring, tokens in new_tokens.items()]
+        chunks = [self.chunk(ring, tokens) for ring, tokens in new_tokens.items()]
         total = sum(len(chunk.tokens) for chunk in chunks)
         inputs = step_inputs(chunks, list(range(total)), padded_rows)
         with torch.no_grad():
@@ -95,6 +95,7 @@ class EagerSession:
         split = logits.split([len(chunk.tokens) for chunk in chunks])
         return dict(zip(new_tokens, split, strict=True)), main_hidden
 
-    def _chunk(self, ring: int, tokens: list[int]) -> Chunk:
+    def chunk(self, ring: int, tokens: list[int]) -> Chunk:
+        """The next tokens of the sequence in a ring slot."""
         first = ring * self._pages_each
         return Chunk(tokens, self.lengths[ring], ring, list(range(first, first + self._pages_each)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsv41c.models.state import StateSpec
 from dsv41c.runtime.plan import Plan
-from dsv41c.runtime.plan_format import ELEMENT_TYPES, Program, to_json
+from dsv41c.runtime.plan_format import ELEMENT_TYPES, Program, WeightEntry, to_json
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -31,32 +31,45 @@ def describe(plan: Plan) -> dict[str, Any]:
         "checkpoint": str(plan.checkpoint),
         "tokenizer": manifest.tokenizer,
         "programs": {name: describe_program(program) for name, program in plan.programs.items()},
-        "kernels": [to_json(kernel) for kernel in manifest.kernels],
+        "kernels": [{**to_json(kernel), "bytes": _file_bytes(plan, kernel.file)} for kernel in manifest.kernels],
         "reference_kernels": sorted(kernel.name for kernel in manifest.kernels if kernel.kind == "reference"),
         "cache_formats": {spec.name: spec.row_format for spec in manifest.state},
         "state": [describe_state(spec) for spec in manifest.state],
         "global_cache_bytes_per_token": global_cache_bytes_per_token(manifest.state),
         "window_bytes_per_sequence": ring_bytes(manifest.state, "window"),
         "ring_bytes_per_sequence": sum(ring_bytes(manifest.state, kind) for kind in ("window", "tail", "history")),
+        "weights": {symbol: describe_weight(weight) for symbol, weight in manifest.weights.items()},
         "resident_bytes": resident_bytes(plan),
         "memory": manifest.memory,
     }
 
 
 def describe_program(program: Program) -> dict[str, Any]:
-    """A program's interface and how often it launches each kernel."""
+    """A program's interface, how often it launches each kernel, and which kernels run inside another one's launch."""
     return {
         "inputs": to_json(program.inputs),
         "caches": list(program.caches),
         "outputs": [output.name for output in program.outputs],
         "launches": len(program.launches),
         "launches_by_kernel": dict(sorted(Counter(launch.kernel for launch in program.launches).items())),
+        "bodies": {launch.attrs["body"]: launch.kernel for launch in program.launches if launch.attrs.get("body")},
     }
 
 
 def describe_state(spec: StateSpec) -> dict[str, Any]:
     """A row of the state table with the bytes of one page."""
     return {**to_json(spec), "page_bytes": spec.page_bytes}
+
+
+def describe_weight(weight: WeightEntry) -> dict[str, Any]:
+    """A weight's type and size, and how many checkpoint tensors it consists of (0 for a derived one)."""
+    return {
+        "source": weight.source,
+        "dtype": weight.dtype,
+        "shape": list(weight.shape),
+        "tensors": len(weight.parts),
+        "bytes": _n_bytes(weight.dtype, weight.shape),
+    }
 
 
 def global_cache_bytes_per_token(specs: Sequence[StateSpec]) -> float:
@@ -79,9 +92,13 @@ def resident_bytes(plan: Plan) -> dict[str, int]:
     bill = {
         "checkpoint_weights": sum(mapped.values()),
         "derived_weights": sum(_n_bytes(weight.dtype, weight.shape) for weight in derived),
-        "kernels": sum((plan.path / file).stat().st_size for file in kernels),
+        "kernels": sum(_file_bytes(plan, file) for file in kernels),
     }
     return {**bill, "total": sum(bill.values())}
+
+
+def _file_bytes(plan: Plan, file: str | None) -> int:
+    return (plan.path / file).stat().st_size if file is not None else 0
 
 
 def _n_bytes(dtype: str, shape: Sequence[int]) -> int:

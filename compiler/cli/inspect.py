@@ -1,0 +1,131 @@
+"""`dsv41c inspect`: what a plan holds; loads no part of the compiler."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from dsv41c.compiler.cli.output import bytes_text, console, table
+from dsv41c.runtime.inspect import describe
+from dsv41c.runtime.plan import Plan
+from rich.table import Table
+
+
+@click.command("inspect", short_help="Show what a plan holds.")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Where the checkpoint lies now, if it was moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect_command(plan: Path, checkpoint: Path | None, as_json: bool) -> None:
+    """Shows what a plan holds: programs, kernels with their band, caches, weights, bytes.
+
+    Everything is read from the plan's files after their digests were checked; nothing is executed.
+
+    \b
+    Example:
+      dsv41c inspect plans/mini6
+      dsv41c inspect plans/mini6 --json | jq .resident_bytes
+    """
+    found = describe(Plan.load(plan, checkpoint=checkpoint))
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    out = console()
+    for part in (_facts, _programs, _kernels, _state, _weights, _bytes):
+        out.print(part(found))
+        out.print()
+    if found["reference_kernels"]:
+        names = ", ".join(found["reference_kernels"])
+        out.print(f"[yellow]reference[/] kernels run as torch functions of the runtime, not compiled code: {names}")
+
+
+def _facts(found: dict[str, Any]) -> Table:
+    ranges = ", ".join(f"{name} {low}..{high}" for name, (low, high) in found["shape_ranges"].items())
+    rows = [
+        ("format", found["format"]),
+        *(("target", f"{one['name']}: {' '.join(one['features'])}") for one in found["targets"]),
+        ("checkpoint", found["checkpoint"]),
+        ("tokenizer", found["tokenizer"] or "none"),
+        ("sizes", ranges),
+        ("page", f"{found['page_tokens']} tokens"),
+        ("passes", ", ".join(record["name"] for record in found["passes"])),
+        ("made by", ", ".join(f"{name} {version}" for name, version in found["tools"].items())),
+    ]
+    return table(found["path"], ("what", "value"), rows)
+
+
+def _programs(found: dict[str, Any]) -> Table:
+    rows = [
+        (name, program["launches"], ", ".join(one["name"] for one in program["inputs"]), ", ".join(program["outputs"]))
+        for name, program in found["programs"].items()
+    ]
+    return table("programs", ("program", "launches", "inputs", "outputs"), rows, ("launches",))
+
+
+def _kernels(found: dict[str, Any]) -> Table:
+    launches: Counter[str] = Counter()
+    bodies: dict[str, str] = {}
+    for program in found["programs"].values():
+        launches.update(program["launches_by_kernel"])
+        bodies.update(program["bodies"])
+    rows = [
+        (
+            kernel["name"],
+            _band(kernel["band"]),
+            kernel["kind"],
+            f"in {bodies[kernel['name']]}" if kernel["name"] in bodies else launches[kernel["name"]],
+            kernel["file"] or "",
+            bytes_text(kernel["bytes"]) if kernel["file"] else "",
+        )
+        for kernel in found["kernels"]
+    ]
+    columns = ("kernel", "band", "kind", "launches a step", "file", "size")
+    return table("kernels", columns, rows, ("launches a step", "size"))
+
+
+def _band(band: str) -> str:
+    return f"[yellow]{band}[/]" if band == "reference" else band
+
+
+def _state(found: dict[str, Any]) -> Table:
+    rows = [
+        (
+            spec["name"],
+            spec["row_format"],
+            spec["pool"],
+            spec["page"],
+            bytes_text(spec["page_bytes"]),
+            spec["lifetime"],
+            spec["restored"],
+            spec["rollback"],
+        )
+        for spec in found["state"]
+    ]
+    columns = ("cache", "row format", "pool", "rows a page", "page", "lifetime", "restored", "rollback")
+    return table("state", columns, rows, ("rows a page", "page"))
+
+
+def _weights(found: dict[str, Any]) -> Table:
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for weight in found["weights"].values():
+        size = sizes[weight["source"], weight["dtype"]]
+        for i, count in enumerate((1, weight["tensors"], weight["bytes"])):
+            size[i] += count
+    rows = [(*key, symbols, tensors, bytes_text(n)) for key, (symbols, tensors, n) in sorted(sizes.items())]
+    numbers = ("symbols", "tensors", "size")
+    return table("weights", ("source", "type", *numbers), rows, numbers)
+
+
+def _bytes(found: dict[str, Any]) -> Table:
+    return table("bytes", ("what", "size"), _bill(found), ("size",))
+
+
+def _bill(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, size in found["resident_bytes"].items():
+        yield f"resident: {name.replace('_', ' ')}", bytes_text(size)
+    yield "paged caches, a token", bytes_text(found["global_cache_bytes_per_token"])
+    yield "windows, a sequence", bytes_text(found["window_bytes_per_sequence"])
+    yield "all rings, a sequence", bytes_text(found["ring_bytes_per_sequence"])

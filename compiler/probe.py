@@ -1,0 +1,77 @@
+"""Small inputs on which the interpreter compares a step program before and after each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from dsv41c.errors import CompileError
+from dsv41c.models.checkpoint import Checkpoint
+from dsv41c.models.session import EagerSession, step_inputs
+from dsv41c.models.weights import load_backbone, stacked_names
+from dsv41c.passes.manager import Probe, ProbeCase
+from torch import Tensor
+from xdsl.dialects.builtin import ModuleOp
+
+# Each pass is interpreted twice a case, on the CPU and op by op.
+MAX_CHECKPOINT_BYTES = 2 << 30
+PROGRAM = "step"
+_CAPACITY = 64  # tokens a sequence
+_PROMPTS = {0: 19, 1: 5}  # tokens by ring slot: one prompt longer than a page of 16, one odd and short
+_CONTINUED = {0: 1, 1: 2}
+_PADDED_ROWS = 2
+
+
+def checkpoint_probe(
+    checkpoint: Checkpoint, tokenizer: Path | None, constants: Mapping[str, Tensor], page_tokens: int
+) -> Probe:
+    """Two forwards of two sequences with the checkpoint's weights: their prompts, then tokens behind filled caches.
+
+    Args:
+        checkpoint: verified.
+        tokenizer: tokenizer.json, for a model with Engram.
+        constants: the derived weights by symbol.
+        page_tokens: tokens a page of the global caches.
+    Errors: CompileError for a checkpoint that is too large to interpret.
+    """
+    size = sum(file.bytes for file in checkpoint.files.values())
+    if size > MAX_CHECKPOINT_BYTES:
+        raise CompileError(
+            f"verify_each interprets the program with its weights, and the checkpoint has {size / 2**30:.1f} GiB; "
+            f"at most {MAX_CHECKPOINT_BYTES >> 30} GiB are supported: check the passes on a smaller config of the same "
+            "architecture, or leave it out"
+        )
+    experts = checkpoint.config.n_routed_experts
+
+    def weights(symbol: str) -> Tensor | Sequence[Tensor]:
+        if symbol in constants:
+            return constants[symbol]
+        tensors = [checkpoint.tensor(name) for name in stacked_names(symbol, experts)]
+        return tensors if "*" in symbol else tensors[0]
+
+    def probe(module: ModuleOp) -> list[ProbeCase]:
+        backbone = load_backbone(checkpoint, str(tokenizer), page_tokens)
+        session = EagerSession(backbone, len(_PROMPTS), _CAPACITY)
+        generator = torch.Generator().manual_seed(0)
+        cases = []
+        for counts in (_PROMPTS, _CONTINUED):
+            tokens = {ring: _tokens(checkpoint.config.vocab_size, n, generator) for ring, n in counts.items()}
+            cases.append(ProbeCase(PROGRAM, _inputs(session, tokens), weights))
+            session.forward(tokens)
+        return cases
+
+    return probe
+
+
+def _tokens(vocab_size: int, count: int, generator: torch.Generator) -> list[int]:
+    ids: list[int] = torch.randint(vocab_size, (count,), generator=generator).tolist()
+    return ids
+
+
+def _inputs(session: EagerSession, tokens: Mapping[int, list[int]]) -> dict[str, Tensor]:
+    """The inputs of the session's next forward, with the caches as they are now."""
+    chunks = [session.chunk(ring, ids) for ring, ids in tokens.items()]
+    rows = sum(len(ids) for ids in tokens.values())
+    caches = {name: cache.clone() for name, cache in session.caches.items()}
+    return step_inputs(chunks, list(range(rows)), _PADDED_ROWS) | caches
