@@ -2,8 +2,10 @@
 
 from dsv41c.errors import IRError
 from dsv41c.ir.dialect import OP_TABLE
+from dsv41c.ir.ops.aten import is_view
 from dsv41c.ir.ops.custom import CustomOp
 from dsv41c.ir.ops.program import Call, Launch
+from dsv41c.ir.ops.state import Storage
 from dsv41c.ir.types import CacheType
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -55,10 +57,22 @@ def module_of_op(op: Operation) -> ModuleOp | None:
 
 
 def cache_reads(op: Operation) -> list[SSAValue]:
-    """Give the cache values an op reads; returning a cache reads it."""
+    """Give the cache values an op reads; returning a cache reads it, and so does using its storage or a view of that."""
+    through_storage = [cache for operand in op.operands if (cache := _cache_behind(operand)) is not None]
     if op.name == "func.return":
-        return [operand for operand in op.operands if isinstance(operand.type, CacheType)]
-    return _affected(op, "reads")
+        return [operand for operand in op.operands if isinstance(operand.type, CacheType)] + through_storage
+    return _affected(op, "reads") + through_storage
+
+
+def cache_users(cache: SSAValue) -> set[Operation]:
+    """Give the ops that use a cache value, its storage or a view of that."""
+    users: set[Operation] = set()
+    aliases = [cache]
+    while aliases:
+        own = {use.operation for use in aliases.pop().uses}
+        users |= own
+        aliases += [result for user in own if isinstance(user, Storage) or is_view(user) for result in user.results]
+    return users
 
 
 def cache_writes(op: Operation) -> list[SSAValue]:
@@ -69,6 +83,16 @@ def cache_writes(op: Operation) -> list[SSAValue]:
 def has_state_effect(op: Operation) -> bool:
     """Whether an op reads or writes a cache."""
     return any(isinstance(operand.type, CacheType) for operand in op.operands)
+
+
+def _cache_behind(value: SSAValue) -> SSAValue | None:
+    """The cache whose buffer a tensor is, as its storage or as a view of it; None for a tensor of its own."""
+    owner = value.owner
+    if isinstance(owner, Storage):
+        return owner.cache
+    if not isinstance(owner, Operation) or not is_view(owner):
+        return None
+    return next((cache for operand in owner.operands if (cache := _cache_behind(operand)) is not None), None)
 
 
 def _affected(op: Operation, part: str) -> list[SSAValue]:

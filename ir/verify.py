@@ -7,7 +7,7 @@ from dsv41c.errors import IRError
 from dsv41c.ir.builder import get_symbols, output_names
 from dsv41c.ir.dialect import rule_of
 from dsv41c.ir.dims import prime_assignments
-from dsv41c.ir.effects import cache_reads, cache_writes, callee_of, stand_in
+from dsv41c.ir.effects import cache_reads, cache_users, cache_writes, callee_of, stand_in
 from dsv41c.ir.ops.program import Call, Launch
 from dsv41c.ir.shapes import Memo, ShapeEvaluator, check_results
 from dsv41c.ir.text import line_of
@@ -146,15 +146,13 @@ def _verify_no_lost_store(func: FuncOp, writer: dict[SSAValue, Operation]) -> No
 
 
 def first_reader_after(store: Operation, order: Mapping[Operation, int]) -> Operation | None:
-    """Give the first op after a store that reads the cache value it stored over.
+    """Give the first op after a store that reads the cache value it stored over, or its storage.
 
     Args:
         order: the place of each op in its function.
     """
-    old = cache_writes(store)
-    users = {use.operation for value in old for use in value.uses if order[use.operation] > order[store]}
-    readers = [user for user in users if any(value in old for value in cache_reads(user))]
-    return min(readers, key=order.__getitem__, default=None)
+    late = (op for value in cache_writes(store) for op in cache_users(value) if order[op] > order[store])
+    return min(late, key=order.__getitem__, default=None)
 
 
 def is_store(op: Operation) -> bool:
