@@ -57,7 +57,7 @@ def module_of_op(op: Operation) -> ModuleOp | None:
 
 
 def cache_reads(op: Operation) -> list[SSAValue]:
-    """Give the cache values an op reads; returning a cache reads it, and so does using its storage or a view of that."""
+    """Give the cache values an op reads; returning a cache reads it, and so does any use of its storage."""
     through_storage = [cache for operand in op.operands if (cache := _cache_behind(operand)) is not None]
     if op.name == "func.return":
         return [operand for operand in op.operands if isinstance(operand.type, CacheType)] + through_storage
