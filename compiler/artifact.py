@@ -53,7 +53,9 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def _unwritable(output: Path, error: OSError) -> CompileError:
     cause = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-    return CompileError(f"plan {output} cannot be written: {cause}; nothing was left behind, free space or choose another -o")
+    return CompileError(
+        f"plan {output} cannot be written: {cause}; nothing was left behind, free space or choose another -o"
+    )
 
 
 def _check_place(output: Path) -> None:

@@ -57,8 +57,9 @@ class Definitions:
 
     def define_expert(self, op: Experts) -> FuncOp:
         """One routed expert on M rows: x, weights, then its packed weights as in `ops.expert_definition`."""
-        dim = _argument(op.x.type)[0][1]
-        arguments: list[Any] = [(("M", dim), op.x.type.dtype), (("M",), op.weights.type.dtype)]
+        (_, dim), x_dtype = _argument(op.x.type)
+        _, scale_dtype = _argument(op.weights.type)
+        arguments: list[Any] = [(("M", dim), x_dtype), (("M",), scale_dtype)]
         for bundle in (op.w1, op.s1, op.w3, op.s3, op.w2, op.s2):
             sizes, dtype = _argument(bundle.type)
             arguments.append((sizes[1:], dtype))

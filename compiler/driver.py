@@ -233,7 +233,8 @@ class _Compilation:
                 return candidate
         if self.config.engram_layer_ids:
             raise CompileError(
-                f"there is no {TOKENIZER} in {folder} or above it; Engram hashes what it decodes: give it with --tokenizer"
+                f"there is no {TOKENIZER} in {folder} or above it; Engram hashes what it decodes: "
+                "give it with --tokenizer"
             )
         return None
 

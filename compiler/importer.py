@@ -187,7 +187,7 @@ class _Importer:
         given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(node.kwargs)
         operands, attributes = [], {}
         for argument in arguments:
-            value = given.get(argument.name, argument.default_value)
+            value: Any = given.get(argument.name, argument.default_value)
             if "Tensor" in str(argument.type):
                 operands.append(None if value is None else self.values[value])
             else:

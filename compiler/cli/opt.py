@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import IO
 
 import click
 from dsv41c.compiler.cli.output import console, table
@@ -36,7 +37,7 @@ def _list_passes(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--list-passes", is_flag=True, is_eager=True, expose_value=False, callback=_list_passes, help="List them."
 )
 def opt_command(
-    file: click.utils.LazyFile, passes: str, print_after: bool, no_verify: bool, no_origins: bool, output: Path | None
+    file: IO[str], passes: str, print_after: bool, no_verify: bool, no_origins: bool, output: Path | None
 ) -> None:
     """Runs passes on a program's text: text in, text out.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Protocol
@@ -23,7 +24,7 @@ class Report(Protocol):
 
 def console(file: IO[str] | None = None) -> Console:
     """A console on stdout or a given stream."""
-    stream = file or click.get_text_stream("stdout")
+    stream = file or sys.stdout
     width = None if stream.isatty() else _PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
@@ -50,7 +51,7 @@ def bytes_text(count: float) -> str:
 @contextmanager
 def progress() -> Iterator[Report]:
     """A progress bar on stderr; a line for each step where stderr is no terminal."""
-    stream = click.get_text_stream("stderr")
+    stream = sys.stderr
     if not stream.isatty():
         yield _print_line
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ def run_command(
 
     A text prompt streams text, a prompt of ids streams ids; a line about lengths and times goes to stderr. With --json
     stdout is one object: `prompt` and `tokens` (ids), `text` if the plan has a tokenizer, `finished` ("eos" or
-    "length"), `seconds`. With --force-tokens, `tokens` are the ids that the model chose at each place and `forced` those
-    that were fed.
+    "length"), `seconds`. With --force-tokens, `tokens` are the ids that the model chose at each place and `forced`
+    those that were fed.
 
     \b
     Example:
@@ -160,7 +161,7 @@ class _Stream:
         self._text = engine.tokenizer.stream() if as_text else None
         self._separator = ""
         # Bytes, so that the terminal's locale cannot refuse a character.
-        self._out = click.get_binary_stream("stdout")
+        self._out = sys.stdout.buffer
 
     def push(self, token: int) -> None:
         self._write(f"{self._separator}{token}" if self._text is None else self._text.push(token))
@@ -175,8 +176,10 @@ class _Stream:
 
 
 def _save_logits(path: Path, completion: Completion) -> None:
-    assert completion.prefill_logits is not None and completion.decode_logits is not None, "they were collected"
-    data = save({"prefill": completion.prefill_logits, "decode": completion.decode_logits.contiguous()})
+    prefill, decode = completion.prefill_logits, completion.decode_logits
+    assert prefill is not None, "logits were collected"
+    assert decode is not None, "logits were collected"
+    data = save({"prefill": prefill.contiguous(), "decode": decode.contiguous()})
     try:
         path.write_bytes(data)
     except OSError as error:
