@@ -69,12 +69,20 @@ class _Functions:
 
     def add(self, func: FuncOp) -> FuncOp:
         """Gives the module's function that is equal to `func`, adding it if it is the first."""
-        text = print_module(ModuleOp([func.clone()]), origins=False)
+        text = _nameless_text(func)
         if text not in self.by_text:
             func.sym_name = type(func.sym_name)(f"region_{len(self.by_text)}")
             self.by_text[text] = func
             self.module.body.block.add_op(func)
         return self.by_text[text]
+
+
+def _nameless_text(func: FuncOp) -> str:
+    """A function's text without the names of its values, which equal functions of different layers need not share."""
+    copy = func.clone()
+    for value in [*copy.args, *(result for op in copy.body.block.ops for result in op.results)]:
+        value._name = None
+    return print_module(ModuleOp([copy]), origins=False)
 
 
 _VIEWS = {
