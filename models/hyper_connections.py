@@ -67,7 +67,8 @@ def first_mix(h: Tensor) -> Tensor:
 
 def collapse(h: Tensor, pre: Tensor) -> Tensor:
     """The sublayer's input: streams bf16 [T, n, d] weighted by fp32 [T, n], to bf16 [T, d] (SPEC 3.3)."""
-    return (pre.unsqueeze(-1) * h.to(torch.float32)).sum(1).to(torch.bfloat16)
+    weighted = pre.unsqueeze(-1) * h.to(torch.float32)
+    return ops.sum_in_order(weighted, 1).squeeze(1).to(torch.bfloat16)
 
 
 def expand(y: Tensor, h: Tensor, post: Tensor, comb: Tensor) -> Tensor:
@@ -78,5 +79,5 @@ def expand(y: Tensor, h: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     Returns:
         bf16 [T, n, d].
     """
-    mixed = (comb.unsqueeze(-1) * h.to(torch.float32).unsqueeze(2)).sum(1)
+    mixed = ops.sum_in_order(comb.unsqueeze(-1) * h.to(torch.float32).unsqueeze(2), 1).squeeze(1)
     return (post.unsqueeze(-1) * y.to(torch.float32).unsqueeze(1) + mixed).to(torch.bfloat16)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 import torch_mlir.ir as mlir
+from dsv41c.compiler.codegen.mlir.elementary import torch_arithmetic
 from dsv41c.compiler.codegen.mlir.rounding import explicit_bf16_rounding
 from dsv41c.compiler.codegen.mlir.torch_text import torch_text
 from dsv41c.errors import CompileError
@@ -76,7 +77,7 @@ def _lower(name: str, text: str, context: mlir.Context) -> str:
                 f"region '{name}': torch-mlir cannot lower it to linalg because of {culprit}: {_diagnostics(error)}"
             ) from error
         _refuse_written_arguments(name, module)
-        return explicit_bf16_rounding("".join(_functions(module.operation.get_asm())))
+        return explicit_bf16_rounding(torch_arithmetic("".join(_functions(module.operation.get_asm()))))
 
 
 def _prefixes(text: str) -> Iterable[tuple[str, str]]:
