@@ -46,16 +46,16 @@ class PassReport:
 
 
 @dataclass(frozen=True)
-class Move:
-    """The first value that a pass moved."""
+class _Move:
+    """The first value that a pass moved: an inner one, or an output when no inner value is in both programs."""
 
-    function: str
     value: str
-    line: str
     detail: str
+    is_output: bool
 
-    def __str__(self) -> str:
-        return f"%{self.value} of '{self.function}' {self.detail}\n  in: {self.line}"
+    def text(self, function: str, line: str) -> str:
+        where = "func.return (no inner value of that name is in both programs)" if self.is_output else line
+        return f"%{self.value} of '{function}' {self.detail}\n  in: {where}"
 
 
 @dataclass
@@ -95,14 +95,13 @@ class PassManager:
         if memo is not None:
             verify(module, memo)
         self._dump(0, "input", module)
-        cases = list(self.verify_each(module)) if self.verify_each else []
+        comparison = _Comparison(module, self.verify_each) if self.verify_each else None
         for number, pass_ in enumerate((p for p in self.passes if p.name not in self.skip), start=1):
-            before = clone_module(module) if cases else None
             report = run_pass(pass_, module, self.ctx, memo)
             self.reports.append(report)
             self._dump(number, pass_.name, module)
-            if before is not None and pass_.comparable:
-                _compare(pass_, before, module, cases)
+            if comparison is not None:
+                comparison.check(pass_, module)
             if self.on_pass is not None:
                 self.on_pass(report, module)
         return module
@@ -183,45 +182,74 @@ def _note_origins(pass_: Pass, module: ModuleOp, old: set[int]) -> None:
             op.attributes[ORIGIN] = StringAttr(", ".join([*parts, pass_.name]))
 
 
-def _compare(pass_: Pass, before: ModuleOp, after: ModuleOp, cases: Sequence[ProbeCase]) -> None:
-    for case in cases:
+class _Comparison:
+    """Interprets a module after each pass, and compares with what it gave before.
+
+    Args:
+        module: verified, before the first pass.
+        probe: gives what to run.
+    """
+
+    def __init__(self, module: ModuleOp, probe: Probe) -> None:
+        self._probe = probe
+        self._start(module)
+
+    def _start(self, module: ModuleOp) -> None:
+        self._cases = self._probe(module)
+        self._runs = [_interpret(module, case) for case in self._cases]
+
+    def check(self, pass_: Pass, module: ModuleOp) -> None:
+        """Compare after a pass.
+
+        Raises:
+            CompileError: a value moved by more than the pass may, or the program no longer runs.
+        """
+        if not pass_.comparable:
+            self._start(module)
+            return
         try:
-            move = first_move(before, after, case, pass_.tolerance)
+            runs = [_interpret(module, case) for case in self._cases]
         except IRError as error:
             raise CompileError(f"after pass '{pass_.name}' the program does not run: {error}") from error
-        if move is not None:
-            raise CompileError(f"pass '{pass_.name}' moved {move}")
+        for case, before, after in zip(self._cases, self._runs, runs, strict=True):
+            move = _first_move(before, after, pass_.tolerance)
+            if move is not None:
+                line = _lines(module, case.function).get(move.value, "an outlined function")
+                raise CompileError(f"pass '{pass_.name}' moved {move.text(case.function, line)}")
+        self._runs = runs
 
 
-def first_move(before: ModuleOp, after: ModuleOp, case: ProbeCase, tolerance: Tolerance) -> Move | None:
-    """Interpret a function of two modules on the same inputs and find the first value that differs.
+@dataclass(frozen=True)
+class _Run:
+    """What a program gave: its inner values by their name in the text, and its outputs, final caches included."""
 
-    Values are the same when they have the same name in the text. Outputs decide whether anything moved; the inner
-    values then say where.
-
-    Returns:
-        The first moved value in the order of `after`, or None when all outputs agree within the tolerance.
-    """
-    old_values, old_outputs = _values(before, case)
-    new_values, new_outputs = _values(after, case)
-    bad = next((name for name in new_outputs if _differ(old_outputs.get(name), new_outputs[name], tolerance)), None)
-    if bad is None:
-        return None
-    lines = _lines(after, case.function)
-    for name, value in new_values.items():
-        if name in old_values and (detail := _differ(old_values[name], value, tolerance)):
-            return Move(case.function, name, lines.get(name, "an outlined function"), detail)
-    detail = _differ(old_outputs.get(bad), new_outputs[bad], tolerance)
-    return Move(case.function, bad, "func.return (no inner value of that name is in both programs)", detail)
+    values: Mapping[str, torch.Tensor]
+    outputs: Mapping[str, torch.Tensor]
 
 
-def _values(module: ModuleOp, case: ProbeCase) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def _interpret(module: ModuleOp, case: ProbeCase) -> _Run:
     values: dict[str, torch.Tensor] = {}
     funcs = functions(module)
     if case.function not in funcs:
         raise CompileError(f"function '{case.function}' is gone; a pass that removes programs must not be comparable")
     outputs = Interpreter(case.weights, values.__setitem__).run(funcs[case.function], case.inputs)
-    return values, outputs
+    return _Run(values, outputs)
+
+
+def _first_move(before: _Run, after: _Run, tolerance: Tolerance) -> _Move | None:
+    """Find the first value that differs, in the order of `after`; None when all outputs agree within the tolerance.
+
+    Outputs decide whether anything moved; inner values, which are the same when they have the same name, say where.
+    """
+    bad = next(
+        (name for name, value in after.outputs.items() if _differ(before.outputs.get(name), value, tolerance)), None
+    )
+    if bad is None:
+        return None
+    for name, value in after.values.items():
+        if name in before.values and (detail := _differ(before.values[name], value, tolerance)):
+            return _Move(name, detail, is_output=False)
+    return _Move(bad, _differ(before.outputs.get(bad), after.outputs[bad], tolerance), is_output=True)
 
 
 def _lines(module: ModuleOp, function: str) -> dict[str, str]:

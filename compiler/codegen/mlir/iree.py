@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,14 +102,18 @@ class KernelCache:
         return data[32:]
 
     def store(self, key: str, module: bytes) -> None:
-        """Keeps a module under `key`."""
+        """Keeps a module under `key`; a directory that cannot be written keeps nothing, and nobody waits for it."""
         if self.directory is None:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        handle, staged = tempfile.mkstemp(dir=self.directory, prefix=".staged-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(module).digest() + module)
-        os.replace(staged, self._path(key))
+        with suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle, staged = tempfile.mkstemp(dir=self.directory, prefix=".staged-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(hashlib.sha256(module).digest() + module)
+                os.replace(staged, self._path(key))
+            except OSError:
+                os.unlink(staged)
 
     def _read(self, key: str) -> bytes | None:
         if self.directory is None:
