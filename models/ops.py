@@ -69,29 +69,87 @@ def _(weight: Tensor, scale: Tensor) -> Tensor:
     return torch.empty_like(weight, dtype=torch.bfloat16)
 
 
+# --- products -------------------------------------------------------------------------------------------------------
+
+
+def linear_definition(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """A linear in `groups` parts side by side: each part of the inputs has its own outputs (SPEC 2.5, 4.12).
+
+    Args:
+        x: bf16 [T, groups * K]. weight: bf16 [N, K], the groups' outputs one behind the other.
+    Returns:
+        bf16 [T, N]; sums are fp32 with one rounding.
+    """
+    if groups == 1:
+        return torch.nn.functional.linear(x, weight)
+    outputs, inputs = weight.shape
+    parts = x.unflatten(-1, (groups, inputs)).transpose(0, 1)
+    weights = weight.unflatten(0, (groups, outputs // groups)).transpose(1, 2)
+    return torch.matmul(parts, weights).transpose(0, 1).flatten(1)
+
+
+@custom_op("dsv41::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """`linear_definition` as one op."""
+    return linear_definition(x, weight, groups).contiguous()
+
+
+@linear.register_fake
+def _(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@custom_op("dsv41::linear_fp8", mutates_args=())
+def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor, groups: int) -> Tensor:
+    """`linear_definition` with a weight as `dequantize_weight` takes it: float8_e4m3fn [N, K] and its block scales."""
+    return linear_definition(x, quant.dequantize_weight(weight, scale), groups).contiguous()
+
+
+@linear_fp8.register_fake
+def _(x: Tensor, weight: Tensor, scale: Tensor, groups: int) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
 # --- mHC ------------------------------------------------------------------------------------------------------------
 
 
 def sinkhorn_definition(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """Row softmax, then alternating column and row normalization that ends on columns (SPEC 3.2).
 
+    Spelled with one rounding a step and sums in order, as torch computes its softmax and its sums of four: the mixes
+    enter every channel of the streams, so their last bits decide bf16 roundings.
+
     Args:
         logits: fp32 [T, n, n], source stream by destination stream.
     Returns:
         fp32 [T, n, n]; every column sums to one up to eps.
     """
+    exponentials = torch.exp(logits - logits.amax(-1, keepdim=True))
+    mix = exponentials * (1.0 / sum_in_order(exponentials, 2)) + eps
+    mix = mix / (sum_in_order(mix, 1) + eps)
+    for _ in range(iterations - 1):
+        mix = mix / (sum_in_order(mix, 2) + eps)
+        mix = mix / (sum_in_order(mix, 1) + eps)
+    return mix
+
+
+def sum_in_order(x: Tensor, dim: int) -> Tensor:
+    """The sum over a short dimension, kept, first to last."""
+    total = x.select(dim, 0)
+    for i in range(1, x.shape[dim]):
+        total = total + x.select(dim, i)
+    return total.unsqueeze(dim)
+
+
+@custom_op("dsv41::sinkhorn", mutates_args=())
+def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
+    """`sinkhorn_definition` as one op, by torch's own softmax and sums."""
     mix = torch.softmax(logits, -1) + eps
     mix = mix / (mix.sum(1, keepdim=True) + eps)
     for _ in range(iterations - 1):
         mix = mix / (mix.sum(2, keepdim=True) + eps)
         mix = mix / (mix.sum(1, keepdim=True) + eps)
     return mix
-
-
-@custom_op("dsv41::sinkhorn", mutates_args=())
-def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """`sinkhorn_definition` as one op."""
-    return sinkhorn_definition(logits, iterations, eps)
 
 
 @sinkhorn.register_fake
@@ -133,9 +191,12 @@ def _(scores: Tensor, k: int) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    """silu(min(gate, limit)) * clamp(up, -limit, limit) in fp32 (SPEC 6.2)."""
+    """silu(min(gate, limit)) * clamp(up, -limit, limit) in fp32 (SPEC 6.2).
+
+    silu is spelled as the quotient that torch computes; a product with a sigmoid would round once more.
+    """
     gate = gate.to(torch.float32).clamp(max=limit)
-    return torch.nn.functional.silu(gate) * up.to(torch.float32).clamp(-limit, limit)
+    return gate / (1.0 + torch.exp(-gate)) * up.to(torch.float32).clamp(-limit, limit)
 
 
 def expert_definition(
