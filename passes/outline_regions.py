@@ -87,7 +87,15 @@ def _nameless_text(func: FuncOp) -> str:
 
 _VIEWS = {
     f"torch.aten.{name}"
-    for name in ("unsqueeze", "squeeze.dim", "select.int", "slice.Tensor", "flatten.using_ints", "unflatten.int", "size.int")
+    for name in (
+        "unsqueeze",
+        "squeeze.dim",
+        "select.int",
+        "slice.Tensor",
+        "flatten.using_ints",
+        "unflatten.int",
+        "size.int",
+    )
 }
 
 
