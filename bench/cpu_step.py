@@ -40,7 +40,7 @@ from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.models.layers import Fp8Linear
 from dsv41c.models.moe import RoutedExperts
 from dsv41c.models.ops import swiglu
-from dsv41c.models.session import Chunk, step_inputs
+from dsv41c.models.rows import Chunk, step_inputs
 from dsv41c.models.state import state_specs
 from dsv41c.models.weights import load_backbone
 from dsv41c.runtime.executor_cpu import CpuExecutor

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from dsv41c.errors import CompileError
 from dsv41c.models.checkpoint import Checkpoint
-from dsv41c.models.session import EagerSession, step_inputs
+from dsv41c.models.rows import step_inputs
+from dsv41c.models.session import EagerSession
 from dsv41c.models.weights import load_backbone, stacked_names
 from dsv41c.passes.manager import Probe, ProbeCase
 from torch import Tensor

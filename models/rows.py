@@ -12,6 +12,7 @@ Example, two sequences, the first with 3 tokens already cached:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,3 +111,50 @@ class Rows:
 
 def _like(per_row: Tensor, position: Tensor) -> Tensor:
     return per_row if position.dim() == 1 else per_row.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of one sequence.
+
+    Attributes:
+        tokens: the new ids. context: tokens of this sequence that are already cached.
+        ring: its ring slot. pages: its block table.
+    """
+
+    tokens: Sequence[int]
+    context: int
+    ring: int
+    pages: Sequence[int]
+
+
+def step_inputs(
+    chunks: Sequence[Chunk], logit_rows: Sequence[int], padded_rows: int = 0, n_pages: int = 1
+) -> dict[str, Tensor]:
+    """The inputs of a step program for a batch of chunks, in the order of `INPUT_NAMES`.
+
+    Args:
+        chunks: one for each sequence of the batch.
+        logit_rows: flat rows whose logits are wanted.
+        padded_rows: rows to append that belong to no sequence.
+        n_pages: columns of the block table at least.
+    Returns:
+        int64 tensors by name; block tables are padded with -1, a padded row has position -1.
+    """
+    counts = [len(chunk.tokens) for chunk in chunks]
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    width = max(n_pages, *(len(chunk.pages) for chunk in chunks))
+    padding = [-1] * padded_rows
+    values = (
+        [token for chunk in chunks for token in chunk.tokens] + [0] * padded_rows,
+        [chunk.context + i for chunk in chunks for i in range(len(chunk.tokens))] + padding,
+        [b for b, count in enumerate(counts) for _ in range(count)] + [0] * padded_rows,
+        starts,
+        [chunk.context for chunk in chunks],
+        [chunk.context + count for chunk, count in zip(chunks, counts, strict=True)],
+        [chunk.ring for chunk in chunks],
+        [[*chunk.pages, *[-1] * (width - len(chunk.pages))] for chunk in chunks],
+        logit_rows,
+    )
+    tensors = (torch.tensor(value, dtype=torch.int64) for value in values)
+    return dict(zip(INPUT_NAMES, tensors, strict=True))

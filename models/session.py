@@ -6,51 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 from dsv41c.models.backbone import Backbone
-from dsv41c.models.rows import INPUT_NAMES
+from dsv41c.models.rows import Chunk, step_inputs
 from dsv41c.models.state import state_specs
 from torch import Tensor
-
-
-@dataclass
-class Chunk:
-    """New tokens of one sequence.
-
-    Attributes:
-        tokens: the new ids. context: tokens of this sequence that are already cached.
-        ring: its ring slot. pages: its block table.
-    """
-
-    tokens: list[int]
-    context: int
-    ring: int
-    pages: list[int]
-
-
-def step_inputs(chunks: list[Chunk], logit_rows: list[int], padded_rows: int = 0) -> dict[str, Tensor]:
-    """The inputs of a step program for a batch of chunks, in the order of `INPUT_NAMES`.
-
-    Args:
-        chunks: one for each sequence of the batch.
-        logit_rows: flat rows whose logits are wanted.
-        padded_rows: rows to append that belong to no sequence.
-    """
-    counts = [len(chunk.tokens) for chunk in chunks]
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    width = max(len(chunk.pages) for chunk in chunks)
-    padding = [-1] * padded_rows
-    values = (
-        [token for chunk in chunks for token in chunk.tokens] + [0] * padded_rows,
-        [chunk.context + i for chunk in chunks for i in range(len(chunk.tokens))] + padding,
-        [b for b, count in enumerate(counts) for _ in range(count)] + [0] * padded_rows,
-        starts,
-        [chunk.context for chunk in chunks],
-        [chunk.context + count for chunk, count in zip(chunks, counts, strict=True)],
-        [chunk.ring for chunk in chunks],
-        [chunk.pages + [-1] * (width - len(chunk.pages)) for chunk in chunks],
-        logit_rows,
-    )
-    tensors = (torch.tensor(value, dtype=torch.int64) for value in values)
-    return dict(zip(INPUT_NAMES, tensors, strict=True))
 
 
 @dataclass

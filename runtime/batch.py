@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+from dsv41c.models import rows
+from dsv41c.models.rows import Chunk
 from dsv41c.runtime.caches import Allotment
 from torch import Tensor
 
@@ -41,29 +42,10 @@ def step_inputs(pieces: Sequence[Piece], n_rows: int = 0, n_pages: int = 1) -> d
         int64 tensors: tokens, positions, sequence [T]; first_row, context, lengths, ring [B]; pages [B, P];
         logit_rows [R], the wanted rows in order, or row 0 where none is wanted.
     """
-    tokens: list[int] = []
-    positions: list[int] = []
-    sequence: list[int] = []
-    first_row: list[int] = []
+    chunks = [Chunk(piece.tokens, piece.context, piece.allotment.ring, piece.allotment.pages) for piece in pieces]
     logit_rows: list[int] = []
-    for index, piece in enumerate(pieces):
-        start, count = len(tokens), len(piece.tokens)
-        first_row.append(start)
-        logit_rows += [start + offset for offset in piece.wanted]
-        tokens += piece.tokens
-        positions += range(piece.context, piece.context + count)
-        sequence += [index] * count
-    padding = max(0, n_rows - len(tokens))
-    width = max(n_pages, *(len(piece.allotment.pages) for piece in pieces))
-    columns = {
-        "tokens": tokens + [0] * padding,
-        "positions": positions + [-1] * padding,
-        "sequence": sequence + [0] * padding,
-        "first_row": first_row,
-        "context": [piece.context for piece in pieces],
-        "lengths": [piece.context + len(piece.tokens) for piece in pieces],
-        "ring": [piece.allotment.ring for piece in pieces],
-        "pages": [piece.allotment.pages + [-1] * (width - len(piece.allotment.pages)) for piece in pieces],
-        "logit_rows": logit_rows or [0],
-    }
-    return {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
+    total = 0
+    for piece in pieces:
+        logit_rows += [total + offset for offset in piece.wanted]
+        total += len(piece.tokens)
+    return rows.step_inputs(chunks, logit_rows or [0], max(0, n_rows - total), n_pages)

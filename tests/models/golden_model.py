@@ -14,7 +14,8 @@ from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.dspark import DSpark, Proposal
 from dsv41c.models.rows import Rows
-from dsv41c.models.session import Chunk, EagerSession, step_inputs
+from dsv41c.models.rows import Chunk, step_inputs
+from dsv41c.models.session import EagerSession
 from dsv41c.models.state import StateSpec, draft_state_specs, state_specs
 from dsv41c.models.weights import load_backbone, load_dspark
 from safetensors.torch import load_file

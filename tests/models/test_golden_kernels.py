@@ -17,7 +17,7 @@ from dsv41c.models.hyper_connections import HyperConnection, collapse, expand
 from dsv41c.models.layers import Fp8Linear, RMSNorm, inverse_frequencies, rotate
 from dsv41c.models.moe import Router
 from dsv41c.models.rows import Rows
-from dsv41c.models.session import Chunk, step_inputs
+from dsv41c.models.rows import Chunk, step_inputs
 from dsv41c.models.state import HISTORY_ROWS
 from safetensors.torch import load_file
 from tolerances import FP32_RELATIVE, ROTARY_ABSOLUTE, SINKHORN_RELATIVE
