@@ -1,0 +1,51 @@
+"""`dsv41c inspect`: one JSON object, tables, refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+
+def test_json(mini6_plan: Path, process) -> None:
+    done = process("inspect", mini6_plan, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    step = found["programs"]["step"]
+    assert step["inputs"][0] == {"name": "tokens", "dtype": "si64", "shape": ["T"]}
+    assert step["launches"] == sum(step["launches_by_kernel"].values())
+    assert found["reference_kernels"] == ["experts", "index_topk", "rotary", "store"]
+    assert step["bodies"] == {"expert_0": "experts"}
+    bands = {kernel["band"] for kernel in found["kernels"] if kernel["kind"] == "iree"}
+    assert bands == {"portable"}
+    assert all(kernel["bytes"] > 0 for kernel in found["kernels"] if kernel["file"])
+    assert found["cache_formats"]["main.3"] == "fp4_e4m3"
+    assert found["cache_formats"]["window.0"] == "fp8_e8m0"
+    assert [spec["name"] for spec in found["state"]] == list(found["cache_formats"])
+    resident = found["resident_bytes"]
+    assert resident["total"] == sum(size for name, size in resident.items() if name != "total")
+    bundle = found["weights"]["layers.0.ffn.experts.*.w1.weight"]
+    assert bundle == {"source": "checkpoint", "dtype": "ui8", "shape": [8, 64, 64], "tensors": 8, "bytes": 8 * 64 * 64}
+
+
+def test_tables(mini6_plan: Path, dsv41c) -> None:
+    text = dsv41c("inspect", mini6_plan).stdout
+    for title in ("programs", "kernels", "state", "weights", "bytes"):
+        assert f"\n{title} " in text
+    lines = text.splitlines()
+    (store,) = (line for line in lines if line.startswith("│ store "))
+    assert store.count("reference") == 2
+    (expert,) = (line for line in lines if line.startswith("│ expert_0 "))
+    assert "in experts" in expert
+    assert "index_topk, rotary, store" in lines[-1]
+
+
+def test_a_flipped_byte_is_named(mini6_plan: Path, dsv41c, tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    shutil.copytree(mini6_plan, plan)
+    file = plan / "kernels" / "region_0.vmfb"
+    data = bytearray(file.read_bytes())
+    data[1000] ^= 1
+    file.write_bytes(data)
+    result = dsv41c("inspect", plan)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: kernels/region_0.vmfb was changed after it was written")
+    assert result.stderr.count("\n") == 1

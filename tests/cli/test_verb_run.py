@@ -1,0 +1,129 @@
+"""`dsv41c run`: the forms that scripts rely on, streams, and refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from dsv41c.runtime.plan_format import MANIFEST, encode_manifest, manifest_from_json
+from dsv41c.runtime.tokenizer import Tokenizer
+from safetensors.torch import load_file
+
+EXACT = ("--max-new-tokens", "4", "--temperature", "0", "--json")
+
+
+def test_json_and_logits(mini6_plan: Path, process, tmp_path: Path) -> None:
+    file = tmp_path / "logits.safetensors"
+    done = process("run", mini6_plan, "--tokens", "5,9,2", *EXACT, "--save-logits", file)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert found["prompt"] == [5, 9, 2]
+    assert len(found["tokens"]) == 4
+    assert found["finished"] == "length"
+    assert found["text"] == Tokenizer(mini6_plan / "tokenizer.json").decode(found["tokens"])
+    assert set(found["seconds"]) == {"load", "prefill", "decode"}
+    logits = load_file(file)
+    assert {name: (list(t.shape), t.dtype) for name, t in logits.items()} == {
+        "prefill": ([3, 512], torch.float32),
+        "decode": ([4, 512], torch.float32),
+    }
+    # The token after position i is chosen from row i: the prompt's last row, then the rows of the new tokens.
+    rows = torch.cat([logits["prefill"][-1:], logits["decode"][:-1]])
+    assert rows.argmax(-1).tolist() == found["tokens"]
+
+
+def test_forced_tokens_are_fed_and_the_choices_reported(mini6_plan: Path, dsv41c, tmp_path: Path) -> None:
+    file, whole = tmp_path / "logits.safetensors", tmp_path / "whole.safetensors"
+    forced = ("--force-tokens", "7,1,30,31", "--save-logits", file)
+    found = json.loads(dsv41c("run", mini6_plan, "--tokens", "5,9,2", *EXACT, *forced).stdout)
+    assert found["forced"] == [7, 1, 30, 31]
+    logits = load_file(file)
+    rows = torch.cat([logits["prefill"][-1:], logits["decode"][:-1]])
+    assert rows.argmax(-1).tolist() == found["tokens"]
+    longer = ("--tokens", "5,9,2,7,1,30,31", "--json", "--max-new-tokens", "0", "--save-logits", whole)
+    assert json.loads(dsv41c("run", mini6_plan, *longer).stdout)["tokens"] == []
+    torch.testing.assert_close(load_file(whole)["prefill"][3:], logits["decode"], rtol=0, atol=0.05)
+
+
+def test_as_many_new_tokens_as_are_forced(mini6_plan: Path, dsv41c) -> None:
+    found = json.loads(dsv41c("run", mini6_plan, "--tokens", "5", "--force-tokens", "7,1", "--json").stdout)
+    assert found["forced"] == [7, 1]
+
+
+@pytest.mark.parametrize("option", ["", "--no-stop", "--save-logits", "--force-tokens"])
+def test_only_a_free_run_stops_at_the_end_token(option: str, mini6_plan: Path, dsv41c, tmp_path: Path) -> None:
+    values = {"--save-logits": tmp_path / "logits.safetensors", "--force-tokens": "3"}
+    free = json.loads(dsv41c("run", mini6_plan, "--tokens", "5,9,2", *EXACT).stdout)["tokens"]
+    # The plan of a model whose end token is the one that it chooses second here.
+    plan = _plan_with_end_token(mini6_plan, tmp_path / "plan", free[1])
+    options = [part for part in (option, values.get(option)) if part]
+    found = json.loads(dsv41c("run", plan, "--tokens", "5,9,2", *EXACT, *options).stdout)
+    assert (found["finished"], len(found["tokens"])) == (("length", 4) if option else ("eos", 2))
+
+
+def _plan_with_end_token(plan: Path, copy: Path, token: int) -> Path:
+    shutil.copytree(plan, copy)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["model"]["eos_token_id"] = token
+    for name, data in encode_manifest(manifest_from_json(manifest)).items():
+        (copy / name).write_bytes(data)
+    return copy
+
+
+def test_ids_stream_as_ids(mini6_plan: Path, dsv41c) -> None:
+    options = ("run", mini6_plan, "--tokens", "5,9,2", "--max-new-tokens", "3")
+    tokens = json.loads(dsv41c(*options, "--json").stdout)["tokens"]
+    result = dsv41c(*options)
+    assert result.stdout == ",".join(map(str, tokens)) + "\n"
+    assert result.stderr.startswith("3 prompt tokens, 3 new (length); load ")
+
+
+def test_text_streams_as_whole_characters(mini6_plan: Path, dsv41c) -> None:
+    options = ("run", mini6_plan, "--prompt", "The cat", "--max-new-tokens", "12")
+    found = json.loads(dsv41c(*options, "--json").stdout)
+    assert dsv41c(*options).stdout == found["text"] + "\n"
+    tokenizer = Tokenizer(mini6_plan / "tokenizer.json")
+    assert found["prompt"] == tokenizer.encode("The cat")
+
+
+def test_a_seed_repeats_a_sample(mini6_plan: Path, dsv41c) -> None:
+    def sample(seed: int) -> str:
+        sampler = ("--temperature", "1.5", "--top-k", "50", "--top-p", "0.95", "--seed", str(seed))
+        return dsv41c("run", mini6_plan, "--tokens", "5,9,2", "--max-new-tokens", "8", *sampler).stdout
+
+    assert sample(3) == sample(3) != sample(4)
+
+
+def test_a_moved_checkpoint_is_named(mini6_plan: Path, dsv41c, tmp_path: Path) -> None:
+    lost = dsv41c("run", mini6_plan, "--tokens", "5", "--checkpoint", tmp_path)
+    assert lost.exit_code == 1
+    assert f"error: the plan maps its weights from {tmp_path / 'model.safetensors'}, which is not there" in lost.stderr
+    golden = Path(__file__).parents[1] / "golden" / "mini6"
+    assert dsv41c("run", mini6_plan, "--tokens", "5", "--checkpoint", golden).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ((), 2, "--prompt, or as ids with --tokens"),
+        (("--tokens", "5", "--prompt", "x"), 2, "not both"),
+        (("--tokens", "5,x"), 2, "'5,x' is no list of token ids; write them as 5,9,2"),
+        (("--tokens", ""), 1, "error: prompt 0 is empty; give at least one token"),
+        (("--prompt", ""), 1, "error: prompt 0 is empty; give at least one token"),
+        (("--tokens", "512"), 1, "error: prompt 0: prompt has id 512 at 0; the vocabulary has ids 0..511"),
+        (("--tokens", "-1"), 1, "has id -1 at 0"),
+        (("--tokens", "5", "--force-tokens", "3,999"), 1, "forced_tokens has id 999 at 1"),
+        (("--tokens", "5", "--max-new-tokens", "500"), 1, "this plan serves 192"),
+        (("--tokens", "5", "--top-p", "0"), 1, "error: top_p is 0.0"),
+        (("--tokens", "5", "--temperature", "-1"), 1, "error: temperature is -1.0"),
+        (("--tokens", "5", "--save-logits", "/no/such/folder/f"), 1, "there is no folder /no/such/folder"),
+    ],
+)
+def test_refusals(args: tuple[str, ...], code: int, message: str, mini6_plan: Path, dsv41c) -> None:
+    result = dsv41c("run", mini6_plan, *args)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert code == 2 or result.stderr.count("\n") == 1
