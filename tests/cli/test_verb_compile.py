@@ -1,0 +1,113 @@
+"""`dsv41c compile`: a whole compilation with every option that shows something, refusals, an interrupt."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dsv41c.passes.pipeline import default_pipeline
+from tiny_checkpoint import GOLDEN, write_tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
+
+
+def test_compiles_and_verifies_each_pass(checkpoint: Path, dsv41c, tmp_path: Path) -> None:
+    plan, dumps = tmp_path / "deep" / "plan", tmp_path / "ir"
+    shown = ("--verify-each", "--print-passes", "--dump-ir", dumps)
+    result = dsv41c("compile", checkpoint, "-o", plan, "--page-tokens", "16", "--max-rows", "32", *shown)
+    assert result.exit_code == 0, result.output
+    passes = [pass_.name for pass_ in default_pipeline()]
+    assert sorted(path.name for path in dumps.iterdir()) == [
+        f"{i:02d}_{name}.mlir" for i, name in enumerate(["input", *passes])
+    ]
+    steps = result.stderr.splitlines()
+    assert steps[:2] == ["read the checkpoint", "trace the model"]
+    assert [f"pass {name} ({i}/{len(passes)})" for i, name in enumerate(passes, 1)] == steps[2 : 2 + len(passes)]
+    assert steps[-1] == "write the plan"
+    for name in passes:
+        assert f"│ {name} " in result.stdout
+    assert "4 reference (experts, index_topk, rotary, store)" in result.stdout
+    assert dsv41c("run", plan, "--tokens", "5,9,2", "--max-new-tokens", "2").exit_code == 0
+    # A sequence longer than a forward's rows goes in chunks.
+    assert dsv41c("run", plan, "--tokens", ",".join(["7"] * 50), "--max-new-tokens", "2").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ((), 2, "Missing option '-o' / '--output'"),
+        (("-o", "plan", "--target", "abacus"), 2, "'abacus' is not 'cpu'"),
+        (("-o", "plan", "--page-tokens", "0"), 2, "0 is not in the range x>=1"),
+        (("-o", "plan", "--page-tokens", "3"), 1, "error: page_tokens"),
+        (("-o", "plan", "--cpu", "i8008"), 1, "i8008"),
+        (("-o", "plan", "--tokenizer", "nowhere.json"), 2, "'nowhere.json' does not exist"),
+        (("-o", "full"), 1, "error: full exists and is no plan; choose another place with -o"),
+    ],
+)
+def test_refusals_write_nothing(
+    args: tuple[str, ...],
+    code: int,
+    message: str,
+    checkpoint: Path,
+    dsv41c,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full", "keep").write_text("mine")
+    result = dsv41c("compile", checkpoint, *args)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert [str(path) for path in sorted(Path().rglob("*"))] == ["full", "full/keep"]
+
+
+def test_bad_checkpoints(dsv41c, checkpoint: Path, tmp_path: Path) -> None:
+    absent = dsv41c("compile", tmp_path / "absent", "-o", tmp_path / "plan")
+    assert absent.exit_code == 1
+    assert absent.stderr.splitlines()[-1].startswith("error: ")
+    assert str(tmp_path / "absent") in absent.stderr
+    cut = tmp_path / "cut"
+    shutil.copytree(checkpoint, cut)
+    file = cut / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    result = dsv41c("compile", cut, "-o", tmp_path / "plan")
+    assert result.exit_code == 1
+    assert "model.safetensors" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "plan").exists()
+
+
+def test_too_large_to_verify(dsv41c, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv41c.compiler.probe.MAX_CHECKPOINT_BYTES", 1 << 20)
+    result = dsv41c("compile", checkpoint, "-o", tmp_path / "plan", "--verify-each")
+    assert result.exit_code == 1
+    assert "check the passes on a smaller config" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "dsv41c.compiler.cli",
+        "compile",
+        str(GOLDEN / "mini6"),
+        "-o",
+        str(tmp_path / "plan"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if line.startswith("pass "):
+                break
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+    assert running.returncode == 130
+    assert rest.splitlines()[-1] == "interrupted"
+    assert list(tmp_path.iterdir()) == []
