@@ -120,9 +120,19 @@ def compile_checkpoint(
     progress("read the checkpoint", 0, 1)
     opened = Checkpoint.open(checkpoint)
     opened.verify()
+    _check_pages(opened.config, options.page_tokens)
     with staged_folder(Path(output)) as folder:
         _Compilation(opened, options, progress, on_pass).write(folder)
     return Path(output)
+
+
+def _check_pages(config: ModelConfig, page_tokens: int) -> None:
+    ratios = sorted({ratio for ratio in config.compress_ratios if ratio})
+    if any(page_tokens % ratio for ratio in ratios):
+        raise CompileError(
+            f"page_tokens is {page_tokens}; a page must hold whole entries of every cache, so it is a multiple of the "
+            f"model's compression ratios {', '.join(map(str, ratios))}: choose another with --page-tokens"
+        )
 
 
 def lower_config(
@@ -201,6 +211,8 @@ class _Compilation:
         self.checkpoint, self.options, self.progress, self.on_pass = checkpoint, options, progress, on_pass
         self.config = checkpoint.config
         self.target = CpuTarget(options.cpu)
+        # Asked for at once, because it is quick and refuses a CPU that is unknown.
+        self.features = self.target.required_features
 
     def write(self, folder: Path) -> None:
         """Writes all files of the plan into an empty folder."""
@@ -267,7 +279,7 @@ class _Compilation:
         return Manifest(
             format=FORMAT_VERSION,
             model=json.loads((folder / "config.json").read_text()),
-            targets=(Target(self.options.target, self.target.required_features),),
+            targets=(Target(self.options.target, self.features),),
             shape_ranges=lowered.ranges.symbols(),
             passes=lowered.passes,
             tools={name: version(name) for name in _TOOLS},

@@ -43,7 +43,6 @@ def test_compiles_and_verifies_each_pass(checkpoint: Path, dsv41c, tmp_path: Pat
         ((), 2, "Missing option '-o' / '--output'"),
         (("-o", "plan", "--target", "abacus"), 2, "'abacus' is not 'cpu'"),
         (("-o", "plan", "--page-tokens", "0"), 2, "0 is not in the range x>=1"),
-        (("-o", "plan", "--page-tokens", "3"), 1, "error: page_tokens"),
         (("-o", "plan", "--cpu", "i8008"), 1, "i8008"),
         (("-o", "plan", "--tokenizer", "nowhere.json"), 2, "'nowhere.json' does not exist"),
         (("-o", "full"), 1, "error: full exists and is no plan; choose another place with -o"),
@@ -81,6 +80,14 @@ def test_bad_checkpoints(dsv41c, checkpoint: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "model.safetensors" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "plan").exists()
+
+
+def test_a_page_holds_whole_entries(dsv41c, tmp_path: Path) -> None:
+    result = dsv41c("compile", GOLDEN / "mini6", "-o", tmp_path / "plan", "--page-tokens", "3")
+    assert result.exit_code == 1
+    assert "error: page_tokens is 3; " in result.stderr
+    assert "ratios 1, 2: choose another with --page-tokens" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_too_large_to_verify(dsv41c, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
