@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
@@ -23,8 +26,6 @@ from dsv41c.ir.builder import FunctionBuilder
 from dsv41c.ir.types import Dim, TensorType
 from dsv41c.models.quant import dequantize_fp4_weight, dequantize_weight
 from dsv41c.runtime.iree_device import IreeDevice
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
 
 Rows = int | str
 Dims = list[Dim]

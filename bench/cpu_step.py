@@ -32,6 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from generate_checkpoint import GOLDEN, generate, lengthened
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
 from dsv41c.compiler.driver import CompileOptions, compile_checkpoint
 from dsv41c.models import quant
@@ -45,10 +50,6 @@ from dsv41c.models.state import state_specs
 from dsv41c.models.weights import load_backbone
 from dsv41c.runtime.executor_cpu import CpuExecutor
 from dsv41c.runtime.plan import Plan
-from generate_checkpoint import GOLDEN, generate, lengthened
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
 
 Inputs = dict[str, Tensor]
 Step = Callable[[Inputs], Tensor]
@@ -73,9 +74,7 @@ class Candidate:
 
 
 @torch.library.custom_op("dsv41_bench::plain_experts", mutates_args=())
-def plain_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float
-) -> Tensor:
+def plain_experts(x: Tensor, ids: Tensor, weights: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float) -> Tensor:
     """`ops.experts` for weights bf16 [E, ...]."""
     linear = torch.nn.functional.linear
     total = torch.zeros(x.shape, dtype=torch.float32)
@@ -198,7 +197,12 @@ def breakdown(executor: CpuExecutor, plan: Plan, inputs: Inputs, rounds: int = 1
         by_kernel[launch.kernel].append(statistics.median(times))
     total = sum(map(sum, by_kernel.values()))
     rows = [
-        {"kernel": kernel, "launches": len(times), "us": round(sum(times) * 1e6, 1), "share": round(sum(times) / total, 4)}
+        {
+            "kernel": kernel,
+            "launches": len(times),
+            "us": round(sum(times) * 1e6, 1),
+            "share": round(sum(times) / total, 4),
+        }
         for kernel, times in by_kernel.items()
     ]
     return sorted(rows, key=lambda row: -float(str(row["us"])))

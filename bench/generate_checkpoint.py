@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
 from dsv41c.models.checkpoint_tensors import TensorSpec, expected_tensors
 from dsv41c.models.config import ModelConfig
-from safetensors.torch import save_file
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 MAX_POSITIONS = 1024

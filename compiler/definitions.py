@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute
+
 from dsv41c.compiler.importer import import_definition
 from dsv41c.compiler.trace import trace_definition
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models import ops, quant
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute
 
 DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.quantize": quant.quantize,

@@ -68,6 +68,7 @@ def _try_target(probe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _probe_cpu() -> dict[str, Any]:
     """Compiles a kernel of one op for this CPU, runs it and checks what it gives."""
     import torch
+
     from dsv41c.compiler.codegen.mlir.iree import CpuTarget, compile_linalg
     from dsv41c.compiler.codegen.mlir.lower import lower_text
     from dsv41c.compiler.codegen.mlir.views import compile_views

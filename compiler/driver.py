@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+
 from dsv41c.compiler.artifact import staged_folder, write_files
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
@@ -51,9 +55,6 @@ from dsv41c.runtime.plan_format import (
     encode_launches,
     encode_manifest,
 )
-from safetensors.torch import save
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
 
 TARGETS = ("cpu",)
 TOKENIZER = "tokenizer.json"

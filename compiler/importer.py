@@ -17,6 +17,11 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, SSAValue
+
 from dsv41c.compiler.trace import Trace
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import FunctionBuilder
@@ -25,10 +30,6 @@ from dsv41c.ir.types import INT, CacheType, TensorType
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import state_specs
 from dsv41c.models.weights import checkpoint_name
-from torch import fx
-from torch.export.graph_signature import InputKind
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, SSAValue
 
 _SOURCE_LINE = re.compile(r'File "[^"]*?([^/"]+\.py)", line (\d+)')
 _DROPPED = {

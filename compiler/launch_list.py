@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import SSAValue
+
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import ORIGIN, output_names
 from dsv41c.ir.effects import cache_writes
@@ -16,8 +19,6 @@ from dsv41c.ir.ops.torch_ops import is_constant
 from dsv41c.ir.text import line_of
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.runtime.plan_format import InputSpec, Launch, OutputSpec, Program
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import SSAValue
 
 # Notes on a launch that are not arguments of its kernel.
 _NOTES = (ORIGIN, "in_place")

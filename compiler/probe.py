@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from xdsl.dialects.builtin import ModuleOp
+
 from dsv41c.errors import CompileError
 from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.models.rows import step_inputs
 from dsv41c.models.session import EagerSession
 from dsv41c.models.weights import load_backbone, stacked_names
 from dsv41c.passes.manager import Probe, ProbeCase
-from torch import Tensor
-from xdsl.dialects.builtin import ModuleOp
 
 # Each pass is interpreted twice a case, on the CPU and op by op.
 MAX_CHECKPOINT_BYTES = 2 << 30

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
 from dsv41c.models.backbone import Backbone
 from dsv41c.models.rows import INPUT_NAMES
 from dsv41c.models.state import state_specs
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
 
 Sizes = tuple[int | str, ...]  # a tensor's sizes: numbers, or names of symbols
 

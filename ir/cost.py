@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation
+
 from dsv41c.ir.dialect import rule_of
 from dsv41c.ir.dims import Assignment
 from dsv41c.ir.effects import callee_of, module_of_op, stand_in
 from dsv41c.ir.ops.program import Call, Launch, Weight
 from dsv41c.ir.ops.table import Argument, Cost, moved_bytes
 from dsv41c.ir.shapes import ShapeEvaluator
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """The dialects `dsv41` and `torch` and the context that knows them; unknown ops of either are errors."""
 
-from dsv41c.errors import IRError
-from dsv41c.ir.ops import aten, custom, program, state, torch_ops
-from dsv41c.ir.ops.table import OpRule
-from dsv41c.ir.types import TYPES
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.func import Func
 from xdsl.ir import Dialect, Operation
+
+from dsv41c.errors import IRError
+from dsv41c.ir.ops import aten, custom, program, state, torch_ops
+from dsv41c.ir.ops.table import OpRule
+from dsv41c.ir.types import TYPES
 
 OP_TABLE: dict[str, OpRule] = {
     rule.op.name: rule for rule in (*torch_ops.RULES, *custom.RULES, *state.RULES, *program.RULES)

@@ -1,5 +1,10 @@
 """What an op does to state, and the custom op that a launch stands for."""
 
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.utils.test_value import create_ssa_value
+
 from dsv41c.errors import IRError
 from dsv41c.ir.dialect import OP_TABLE
 from dsv41c.ir.ops.aten import is_view
@@ -7,10 +12,6 @@ from dsv41c.ir.ops.custom import CustomOp
 from dsv41c.ir.ops.program import Call, Launch
 from dsv41c.ir.ops.state import Storage
 from dsv41c.ir.types import CacheType
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
-from xdsl.utils.test_value import create_ssa_value
 
 
 def custom_class(kernel: str) -> type[CustomOp] | None:

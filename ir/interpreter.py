@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import get_symbols, output_names
 from dsv41c.ir.dialect import rule_of
@@ -14,9 +18,6 @@ from dsv41c.ir.ops.program import Launch, Weight
 from dsv41c.ir.ops.syntax import PlainSyntax
 from dsv41c.ir.text import line_of
 from dsv41c.ir.types import CacheType, TensorType, element_of
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
 
 WeightSource = Callable[[str], torch.Tensor | Sequence[torch.Tensor]]
 Observer = Callable[[str, torch.Tensor], None]

@@ -3,6 +3,9 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
 from dsv41c.errors import IRError
 from dsv41c.ir.dialect import rule_of
 from dsv41c.ir.dims import Assignment
@@ -13,8 +16,6 @@ from dsv41c.ir.ops.state import Storage
 from dsv41c.ir.ops.syntax import PlainSyntax
 from dsv41c.ir.ops.table import Argument, Shaped
 from dsv41c.ir.types import CacheType, TensorType
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
 
 
 class _Unknown:

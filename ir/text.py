@@ -3,17 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 
-from dsv41c.errors import IRError
-from dsv41c.ir.dialect import make_context
-from dsv41c.ir.names import set_name, unused
-from dsv41c.ir.ops.torch_ops import float_text
-from dsv41c.ir.types import type_text
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.lexer import Span
+
+from dsv41c.errors import IRError
+from dsv41c.ir.dialect import make_context
+from dsv41c.ir.names import set_name, unused
+from dsv41c.ir.ops.torch_ops import float_text
+from dsv41c.ir.types import type_text
 
 
 class ProgramPrinter(Printer):

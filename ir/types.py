@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from dsv41c.errors import IRError
-from dsv41c.ir.dims import Assignment, Dim, evaluate, normalise, symbols_of
 from xdsl.ir import Attribute, Data, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
+
+from dsv41c.errors import IRError
+from dsv41c.ir.dims import Assignment, Dim, evaluate, normalise, symbols_of
 
 # Element types as torch-mlir spells them.
 TORCH_DTYPES: dict[str, torch.dtype] = {

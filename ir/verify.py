@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import get_symbols, output_names
 from dsv41c.ir.dialect import rule_of
@@ -12,10 +17,6 @@ from dsv41c.ir.ops.program import Call, Launch
 from dsv41c.ir.shapes import Memo, ShapeEvaluator, check_results
 from dsv41c.ir.text import line_of
 from dsv41c.ir.types import CacheType, TensorType
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.utils.exceptions import VerifyException
 
 
 def verify(module: ModuleOp, memo: Memo | None = None) -> None:

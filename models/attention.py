@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+
 from dsv41c.models import ops
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.layers import Fp8Linear, Fp32Linear, Linear, RMSNorm, act_quant, rotate, weight
 from dsv41c.models.rows import Rows
 from dsv41c.models.state import TAIL_ROWS
-from torch import Tensor, nn
 
 Rotary = tuple[Tensor, Tensor]  # cos, sin: fp32 [T, qk_rope_head_dim / 2]
 

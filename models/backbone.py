@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from dsv41c.models import ops
 from dsv41c.models.attention import Attention, Context, Rotary, Selection
 from dsv41c.models.config import ModelConfig
@@ -15,8 +18,6 @@ from dsv41c.models.layers import Fp32Linear, RMSNorm, inverse_frequencies, weigh
 from dsv41c.models.moe import MoE
 from dsv41c.models.rows import Rows
 from dsv41c.models.state import DEFAULT_PAGE_TOKENS, TAIL_ROWS
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 class Embedding(nn.Module):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from dsv41c.errors import CheckpointError
 from dsv41c.models.checkpoint_tensors import TensorSpec, expected_tensors, unread_reason, vision_tensors
 from dsv41c.models.config import ModelConfig

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from torch import Tensor, nn
+
 from dsv41c.models import ops
 from dsv41c.models.attention import Attention, Rotary
 from dsv41c.models.backbone import Backbone, Embedding, hyper_connection
@@ -23,7 +25,6 @@ from dsv41c.models.hyper_connections import collapse, expand, first_mix
 from dsv41c.models.layers import Fp8Linear, Fp32Linear, RMSNorm, act_quant, rotate
 from dsv41c.models.moe import MoE
 from dsv41c.models.rows import Rows
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+
 from dsv41c.models import ops
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.layers import Fp8Linear, act_quant, weight
 from dsv41c.models.quant import WEIGHT_BLOCK
 from dsv41c.models.rows import Rows
 from dsv41c.models.state import HISTORY_ROWS
-from torch import Tensor, nn
 
 GATE_FLOOR = 1e-6  # SPEC 7.7; inside the square root
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tokenizers import Regex, Tokenizer, normalizers
+
 from dsv41c.errors import CheckpointError
 from dsv41c.models.primes import engram_primes
-from tokenizers import Regex, Tokenizer, normalizers
 
 if TYPE_CHECKING:
     from dsv41c.models.config import ModelConfig

@@ -10,10 +10,11 @@ At a site, the predictor reads the streams before the sublayer and gives three m
 from __future__ import annotations
 
 import torch
-from dsv41c.models import ops
-from dsv41c.models.layers import weight
 from torch import Tensor, nn
 from torch.nn import functional
+
+from dsv41c.models import ops
+from dsv41c.models.layers import weight
 
 
 class HyperConnection(nn.Module):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from dsv41c.models import ops
 from dsv41c.models.config import RopeScaling
 from dsv41c.models.quant import WEIGHT_BLOCK
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 def weight(*shape: int, dtype: torch.dtype) -> nn.Parameter:

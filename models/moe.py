@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from dsv41c.models import ops
 from dsv41c.models.layers import Fp8Linear, act_quant, weight
 from dsv41c.models.quant import WEIGHT_BLOCK
-from torch import Tensor, nn
-from torch.nn import functional
 
 ROUTE_EPS = 1e-20  # SPEC 6.1; not the eps of the norms
 

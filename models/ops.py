@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from dsv41c.models import quant
 from torch import Tensor
 from torch.library import custom_op
+
+from dsv41c.models import quant
 
 _TILE = 64  # keys that share one running maximum in the official kernel, SPEC 4.11
 _MASKED = -1e30  # finite seed of the running maximum, SPEC 4.11

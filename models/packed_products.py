@@ -10,9 +10,10 @@ other exponents, and that power goes into the scale. NaN codes of e4m3, which no
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from dsv41c.models.ops import linear_definition, swiglu
 from dsv41c.models.quant import WEIGHT_BLOCK, decode_ue8m0, dequantize_weight, fake_quantize
-from torch import Tensor
 
 _E4M3_SHIFT = 2.0**8
 _E2M1_SHIFT = 2.0**14

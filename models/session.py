@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from dsv41c.models.backbone import Backbone
 from dsv41c.models.rows import Chunk, step_inputs
 from dsv41c.models.state import state_specs
-from torch import Tensor
 
 
 @dataclass

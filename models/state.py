@@ -13,10 +13,11 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from dsv41c.models import quant
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.ops import PLAIN_FORMATS
-from torch import Tensor
 
 PAGE_ALIGNMENT = 256  # bytes, SPEC 11.3
 DEFAULT_PAGE_TOKENS = 128  # the smallest page whose released layouts all fill their alignment: 890 B a token, SPEC 11.2

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 import torch
+from torch import Tensor, nn
+
 from dsv41c.models.backbone import Backbone, RotaryTables
 from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.dspark import DSpark
 from dsv41c.models.engram_tables import engram_tables, read_tokenizer
 from dsv41c.models.state import DEFAULT_PAGE_TOKENS
-from torch import Tensor, nn
 
 _SITE = re.compile(r"\.hc_(attn|ffn)\.(fn|base|scale)$")
 _STACK = re.compile(r"\.experts\.(w[123]\.)")

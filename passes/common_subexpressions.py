@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation
+
 from dsv41c.ir.builder import ORIGIN, functions
 from dsv41c.ir.effects import has_state_effect
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.program import Launch
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dsv41c.ir.builder import functions
-from dsv41c.ir.effects import cache_writes
-from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation
+
+from dsv41c.ir.builder import functions
+from dsv41c.ir.effects import cache_writes
+from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import Rewriter
+
 from dsv41c.ir.builder import ORIGIN, functions
 from dsv41c.ir.names import copy_names, set_name
 from dsv41c.ir.ops.custom import CustomOp
 from dsv41c.ir.ops.state import Storage
 from dsv41c.ir.types import CacheType
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
-from xdsl.rewriter import Rewriter
 
 
 @dataclass(frozen=True)

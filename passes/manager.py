@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import Operation
+
 from dsv41c.errors import CompileError, IRError
 from dsv41c.ir.builder import ORIGIN, functions
 from dsv41c.ir.interpreter import Interpreter, WeightSource
@@ -15,8 +18,6 @@ from dsv41c.ir.shapes import Memo
 from dsv41c.ir.text import line_of, print_module
 from dsv41c.ir.verify import verify
 from dsv41c.passes.pass_base import STAGES, Pass, PassContext, PassResult, Tolerance
-from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.ir import Operation
 
 STAGE = "dsv41.stage"
 

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import functions
 from dsv41c.ir.text import line_of
 from dsv41c.ir.verify import first_reader_after, is_store
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
 
 
 @dataclass(frozen=True)

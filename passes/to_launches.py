@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
 from dsv41c.ir.builder import functions
 from dsv41c.ir.ops.custom import CustomOp
 from dsv41c.ir.ops.program import Call, Launch
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from dsv41c.models import rows
 from dsv41c.models.rows import Chunk
 from dsv41c.runtime.caches import Allotment
-from torch import Tensor
 
 
 @dataclass(frozen=True)

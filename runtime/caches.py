@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from dsv41c.errors import RequestError
 from dsv41c.models.state import StateSpec
 from dsv41c.runtime.iree_device import aligned_empty
-from torch import Tensor
 
 _POISON_BYTE = 0x7F  # NaN as an e4m3 value and as an e4m3 scale, a factor of 1 as a ue8m0 scale
 _POISON_ID = -1

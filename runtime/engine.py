@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from dsv41c.errors import PlanError, RequestError
 from dsv41c.models.config import ModelConfig
 from dsv41c.runtime.batch import Piece, step_inputs
@@ -15,7 +17,6 @@ from dsv41c.runtime.executor_cpu import CpuExecutor
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.sampling import SamplingParams, choose
 from dsv41c.runtime.tokenizer import Tokenizer
-from torch import Tensor
 
 DEFAULT_SEQUENCES = 8
 DEFAULT_CACHE_BYTES = 1 << 30  # of the "pages" pools, unless the caller says how many tokens

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from iree.runtime import HalBufferView, HalElementType
+from torch import Tensor
+
 from dsv41c.errors import PlanError
 from dsv41c.runtime.iree_device import ALIGNMENT, IreeDevice, IreeModule, aligned_empty
 from dsv41c.runtime.kernels import registry
@@ -19,8 +22,6 @@ from dsv41c.runtime.kernels.binding import ExpertBody, LaunchContext
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import VIEWS, Launch, Program
 from dsv41c.runtime.weights import Bundle, Weight, WeightFiles
-from iree.runtime import HalBufferView, HalElementType
-from torch import Tensor
 
 # IREE's integers carry no sign. Of the dtypes that share a size, programs use the one named here: packed rows are
 # unsigned bytes, ids and indices are signed.

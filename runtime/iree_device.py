@@ -14,11 +14,12 @@ from typing import Literal
 
 import iree.runtime as rt
 import torch
-from dsv41c.errors import PlanError
 from iree.runtime import HalBufferView as View
 from iree.runtime import flags as rt_flags
 from iree.runtime.version import VERSION as IREE_VERSION
 from torch.utils import dlpack
+
+from dsv41c.errors import PlanError
 
 __all__ = ["ALIGNMENT", "IreeDevice", "IreeModule", "MappedFile", "aligned_empty", "missing_features"]
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from dsv41c.errors import PlanError
 from dsv41c.models.state import StateSpec
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from dsv41c.errors import RequestError
 from torch import Tensor
+
+from dsv41c.errors import RequestError
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
+
 from dsv41c.errors import PlanError
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"

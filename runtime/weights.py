@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from iree.runtime import HalBufferView
+from torch import Tensor
+
 from dsv41c.errors import PlanError
 from dsv41c.runtime.iree_device import IreeDevice, MappedFile
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import ELEMENT_TYPES, WeightEntry, is_bundle, read_safetensors_header
-from iree.runtime import HalBufferView
-from torch import Tensor
 
 
 class WeightFiles:

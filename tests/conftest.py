@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import dsv41c
 import pytest
 import torch
+
+import dsv41c
 
 ROOT = Path(dsv41c.__file__).parent
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import dsv41c
 import pytest
+
+import dsv41c
 
 ROOT = Path(dsv41c.__file__).parent
 # What the modules of a folder may import of the others; errors.py is everybody's.

@@ -8,8 +8,9 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import dsv41c
 import pytest
+
+import dsv41c
 
 ROOT = Path(dsv41c.__file__).parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

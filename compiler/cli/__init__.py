@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Sequence
 
 import click
+
 from dsv41c.errors import Dsv41Error
 
 FAILED = 1

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import click
+
 from dsv41c.compiler.cli.output import bytes_text, console, progress, table
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
 from dsv41c.compiler.driver import TARGETS, CompileOptions, compile_checkpoint

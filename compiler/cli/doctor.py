@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import click
+
 from dsv41c.compiler.cli.output import bytes_text, console, table
 from dsv41c.compiler.doctor import examine
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.table import Table
+
 from dsv41c.compiler.cli.output import bytes_text, console, table
 from dsv41c.runtime.inspect import describe
 from dsv41c.runtime.plan import Plan
-from rich.table import Table
 
 
 @click.command("inspect", short_help="Show what a plan holds.")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import IO
 
 import click
+from xdsl.dialects.builtin import ModuleOp
+
 from dsv41c.compiler.cli.output import console, table
 from dsv41c.compiler.definitions import DEFINITIONS, Definitions
 from dsv41c.errors import CompileError
@@ -15,7 +17,6 @@ from dsv41c.ir.text import parse_module, print_module
 from dsv41c.passes.manager import PassManager, PassReport
 from dsv41c.passes.pass_base import Pass, PassContext
 from dsv41c.passes.pipeline import PHASES, REGISTRY, parse_pipeline
-from xdsl.dialects.builtin import ModuleOp
 
 
 def _list_passes(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from safetensors.torch import save
+
 from dsv41c.errors import RequestError
 from dsv41c.runtime.api import load
 from dsv41c.runtime.engine import Completion, Engine, Prompt, TokenEvent
 from dsv41c.runtime.sampling import SamplingParams
-from safetensors.torch import save
 
 DEFAULT_NEW_TOKENS = 16
 

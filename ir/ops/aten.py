@@ -10,13 +10,14 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
+from xdsl.ir import Operation, OpTraits
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
 from dsv41c.errors import IRError
 from dsv41c.ir.ops.syntax import PlainSyntax
 from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_bytes, precision_of
 from dsv41c.ir.types import dtype_of, element_of
-from xdsl.ir import Operation, OpTraits
-from xdsl.traits import Pure
-from xdsl.utils.exceptions import VerifyException
 
 PREFIX = "torch.aten."
 # torch's ScalarType codes, by which dtype arguments are spelled.

@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Self
 
-from dsv41c.errors import IRError
-from dsv41c.ir.ops.syntax import PlainSyntax, Slot, parse_slots, print_slots, resolve_slots, slot_types_text
-from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, moved_bytes
-from dsv41c.ir.types import TensorType, type_text
 from xdsl.dialects.builtin import DenseArrayBase, StringAttr, SymbolRefAttr, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
@@ -24,6 +20,11 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
+
+from dsv41c.errors import IRError
+from dsv41c.ir.ops.syntax import PlainSyntax, Slot, parse_slots, print_slots, resolve_slots, slot_types_text
+from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, moved_bytes
+from dsv41c.ir.types import TensorType, type_text
 
 SOURCES = ("checkpoint", "derived")
 

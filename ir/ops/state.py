@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dsv41c.ir.ops.custom import CustomOp, run_reference, shaped
-from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_bytes
-from dsv41c.ir.types import FORMATS, CacheType, TensorType
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Operation
 from xdsl.irdl import (
@@ -20,6 +17,10 @@ from xdsl.irdl import (
 )
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
+
+from dsv41c.ir.ops.custom import CustomOp, run_reference, shaped
+from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_bytes
+from dsv41c.ir.types import FORMATS, CacheType, TensorType
 
 
 class StateOp(CustomOp):

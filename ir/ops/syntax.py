@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
-from dsv41c.ir.types import type_text
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
+
+from dsv41c.ir.types import type_text
 
 Slot = SSAValue | None
 

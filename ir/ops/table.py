@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from dsv41c.ir.types import CacheType, dtype_of
 from xdsl.ir import Operation
+
+from dsv41c.ir.types import CacheType, dtype_of
 
 
 @dataclass(frozen=True)

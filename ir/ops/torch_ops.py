@@ -6,6 +6,14 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Self
 
+from xdsl.dialects.builtin import BoolAttr, FloatAttr, IntegerAttr, StringAttr, f64, i64
+from xdsl.ir import Attribute, Operation
+from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, opt_attr_def, result_def, traits_def, var_operand_def
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
 from dsv41c.ir.ops.syntax import parse_slots, print_slots, resolve_slots
 from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule
 from dsv41c.ir.types import (
@@ -23,13 +31,6 @@ from dsv41c.ir.types import (
     TorchStr,
     type_text,
 )
-from xdsl.dialects.builtin import BoolAttr, FloatAttr, IntegerAttr, StringAttr, f64, i64
-from xdsl.ir import Attribute, Operation
-from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, opt_attr_def, result_def, traits_def, var_operand_def
-from xdsl.parser import Parser
-from xdsl.printer import Printer
-from xdsl.traits import Pure
-from xdsl.utils.exceptions import VerifyException
 
 Scalar = int | float | bool | str | None
 

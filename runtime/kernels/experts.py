@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from dsv41c.models.ops import expert_definition
 from dsv41c.runtime.kernels.binding import ExpertBody, LaunchContext, Results, Run
-from torch import Tensor
 
 
 def bind(context: LaunchContext) -> Run:

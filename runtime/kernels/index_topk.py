@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from dsv41c.models import quant
 from dsv41c.runtime.kernels.binding import LaunchContext, Results, Run
 from dsv41c.runtime.kernels.planes import planes
-from torch import Tensor
 
 SCRATCH_BYTES = 64 << 20  # no intermediate of a tile is larger
 _FORMAT = "fp4_e8m0"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from dsv41c.runtime.kernels.binding import LaunchContext, Results, Run
 from dsv41c.runtime.kernels.planes import planes
-from torch import Tensor
 
 
 def bind(context: LaunchContext) -> Run:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from dsv41c.models import quant
 from dsv41c.runtime.kernels.binding import plain
-from torch import Tensor
 
 
 def lookup(table: Tensor, scale: Tensor, rows: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dsv41c.models import quant
 from torch import Tensor
+
+from dsv41c.models import quant
 
 PLAIN_FORMATS = ("f32", "i32")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from dsv41c.runtime.kernels.binding import plain
 from torch import Tensor
+
+from dsv41c.runtime.kernels.binding import plain
 
 
 def rotary(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:

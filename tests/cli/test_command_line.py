@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from dsv41c.compiler import cli as command_line
 from dsv41c.compiler.cli import VERBS, main, one_line
 from dsv41c.errors import IRError

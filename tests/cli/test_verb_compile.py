@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from dsv41c.passes.pipeline import default_pipeline
 from tiny_checkpoint import GOLDEN, write_tiny_checkpoint
+
+from dsv41c.passes.pipeline import default_pipeline
 
 
 @pytest.fixture(scope="module")

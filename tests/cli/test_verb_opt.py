@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from dsv41c.passes.pipeline import REGISTRY
 
 PROGRAM = """\

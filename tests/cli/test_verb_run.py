@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from dsv41c.runtime.plan_format import MANIFEST, encode_manifest, manifest_from_json
 from dsv41c.runtime.tokenizer import Tokenizer
-from safetensors.torch import load_file
 
 EXACT = ("--max-new-tokens", "4", "--temperature", "0", "--json")
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from xdsl.dialects.func import FuncOp
+
 from dsv41c.compiler.codegen.mlir import iree
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg, module_key
 from dsv41c.compiler.codegen.mlir.lower import lower_regions, lower_text
@@ -14,7 +16,6 @@ from dsv41c.errors import CompileError
 from dsv41c.ir.builder import FunctionBuilder
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.runtime.iree_device import IreeDevice
-from xdsl.dialects.func import FuncOp
 
 T = TensorType.of
 SYMBOLS = {"T": (1, 512)}

@@ -1,9 +1,10 @@
 """Sizes: one normal form, values under assignments, refusals."""
 
 import pytest
-from dsv41c.ir.dims import evaluate, normalise, prime_assignments, symbols_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+from dsv41c.ir.dims import evaluate, normalise, prime_assignments, symbols_of
 
 
 @pytest.mark.parametrize(

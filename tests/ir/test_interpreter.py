@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from programs import EVERYTHING, STORE, WINDOW, function, load, state_function
+from torch import Tensor
+
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import functions
 from dsv41c.ir.interpreter import Interpreter, bind_symbols
 from dsv41c.ir.text import parse_module
 from dsv41c.ir.types import CacheType
 from dsv41c.models import ops
-from programs import EVERYTHING, STORE, WINDOW, function, load, state_function
-from torch import Tensor
 
 F32 = "!dsv41.tensor<[T, 8], f32>"
 SQUARE = function(

@@ -2,9 +2,14 @@
 
 import dataclasses
 
-import dsv41c.models.ops  # noqa: F401  registers torch.ops.dsv41
 import pytest
 import torch
+from programs import EVERYTHING
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation
+
+import dsv41c.models.ops  # noqa: F401  registers torch.ops.dsv41
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import functions
 from dsv41c.ir.cost import cost_of
@@ -17,10 +22,6 @@ from dsv41c.ir.ops.table import Cost, Effect, OpRule, Shaped
 from dsv41c.ir.shapes import ShapeEvaluator
 from dsv41c.ir.text import parse_module
 from dsv41c.ir.types import CacheType, TensorType, dtype_of
-from programs import EVERYTHING
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation
 
 SIZES = {"T": 3, "B": 2, "P": 2, "N": 4, "S": 2}
 CUSTOM = {name: rule for name, rule in OP_TABLE.items() if issubclass(rule.op, CustomOp)}

@@ -1,12 +1,13 @@
 """The text form: round trips, exact names, origins, refusals."""
 
 import pytest
+from programs import EVERYTHING, STORE, WINDOW, function, load, state_function
+
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import FunctionBuilder, functions, get_symbols, module_of, output_names
 from dsv41c.ir.names import clone_module, value_names
 from dsv41c.ir.text import parse_module, print_module
 from dsv41c.ir.types import TensorType
-from programs import EVERYTHING, STORE, WINDOW, function, load, state_function
 
 X = TensorType.of(["T", 8], "f32")
 

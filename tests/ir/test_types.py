@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from xdsl.parser import Parser
+from xdsl.utils.exceptions import ParseError
+
 from dsv41c.errors import IRError
 from dsv41c.ir.dialect import make_context
 from dsv41c.ir.types import TORCH_DTYPES, CacheType, TensorType, dtype_of, element_of
 from dsv41c.models import quant
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import state_specs
-from xdsl.parser import Parser
-from xdsl.utils.exceptions import ParseError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -3,10 +3,11 @@
 import re
 
 import pytest
+from programs import EVERYTHING, INDEX, MAIN, ROWS, SLOTS, STORE, SYMBOLS, WINDOW, function, load, state_function
+
 from dsv41c.errors import IRError
 from dsv41c.ir.text import parse_module
 from dsv41c.ir.verify import verify
-from programs import EVERYTHING, INDEX, MAIN, ROWS, SLOTS, STORE, SYMBOLS, WINDOW, function, load, state_function
 
 BF16 = "!dsv41.tensor<[T, 64], bf16>"
 IN_PLACE = STORE.replace("page = 8", "page = 8, in_place")

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
 from dsv41c.models import ops
 from dsv41c.models.backbone import Backbone
 from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.dspark import DSpark, Proposal
-from dsv41c.models.rows import Rows
-from dsv41c.models.rows import Chunk, step_inputs
+from dsv41c.models.rows import Chunk, Rows, step_inputs
 from dsv41c.models.session import EagerSession
 from dsv41c.models.state import StateSpec, draft_state_specs, state_specs
 from dsv41c.models.weights import load_backbone, load_dspark
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAGE_TOKENS = 16

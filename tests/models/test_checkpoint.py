@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from dsv41c.errors import CheckpointError
 from dsv41c.models.checkpoint import Checkpoint, read_header
 from dsv41c.models.checkpoint_tensors import expected_tensors, vision_tensors
 from dsv41c.models.config import ModelConfig
-from safetensors.torch import load_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Entries = dict[str, tuple[str, list[int], bytes]]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dsv41c.errors import ConfigError
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.primes import engram_primes

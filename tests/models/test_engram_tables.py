@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tokenizers import AddedToken, Tokenizer
+
 from dsv41c.errors import CheckpointError
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.engram_tables import compressed_token_ids, engram_multipliers, engram_tables, read_tokenizer
 from dsv41c.models.primes import engram_primes
-from safetensors.torch import load_file
-from tokenizers import AddedToken, Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from comparisons import assert_absolute, assert_bits, assert_relative, assert_ulps
+from safetensors.torch import load_file
+from tolerances import FP32_RELATIVE, ROTARY_ABSOLUTE, SINKHORN_RELATIVE
+from torch import Tensor, nn
+from torch.nn import functional
+
 from dsv41c.models import ops, quant
 from dsv41c.models.backbone import RotaryTables
 from dsv41c.models.config import ModelConfig
@@ -16,13 +21,8 @@ from dsv41c.models.engram import LookBack
 from dsv41c.models.hyper_connections import HyperConnection, collapse, expand
 from dsv41c.models.layers import Fp8Linear, RMSNorm, inverse_frequencies, rotate
 from dsv41c.models.moe import Router
-from dsv41c.models.rows import Rows
-from dsv41c.models.rows import Chunk, step_inputs
+from dsv41c.models.rows import Chunk, Rows, step_inputs
 from dsv41c.models.state import HISTORY_ROWS
-from safetensors.torch import load_file
-from tolerances import FP32_RELATIVE, ROTARY_ABSOLUTE, SINKHORN_RELATIVE
-from torch import Tensor, nn
-from torch.nn import functional
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FORMATS = {"fp8_e8m0": "act_quant", "fp4_e8m0": "fp4_e8m0_b32", "fp4_e4m3": "fp4_e4m3_b16"}

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from dsv41c.models.backbone import Backbone
 from dsv41c.models.checkpoint_tensors import TensorSpec, expected_tensors
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.session import EagerSession
 from dsv41c.models.state import draft_state_specs, state_specs
 from dsv41c.models.weights import checkpoint_name, empty_backbone, empty_dspark, stacked_names
-from torch import nn
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DTYPES = {

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from dsv41c.models import ops, quant
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dsv41c.models import ops, quant
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -5,6 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from filecheck.finput import FInput
+from filecheck.matcher import Matcher
+from filecheck.options import Options
+from filecheck.parser import Parser
+from xdsl.dialects.builtin import ModuleOp
+
 from dsv41c.compiler.definitions import DEFINITIONS, Definitions
 from dsv41c.errors import Dsv41Error
 from dsv41c.ir.builder import functions, get_symbols
@@ -12,11 +18,6 @@ from dsv41c.ir.text import parse_module, print_module
 from dsv41c.passes.manager import PassManager
 from dsv41c.passes.pass_base import PassContext
 from dsv41c.passes.pipeline import REGISTRY, parse_pipeline
-from filecheck.finput import FInput
-from filecheck.matcher import Matcher
-from filecheck.options import Options
-from filecheck.parser import Parser
-from xdsl.dialects.builtin import ModuleOp
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.mlir"))
 # Every pass shows one program that it changes, one that it must not change, and one with something it must keep.

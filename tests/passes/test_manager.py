@@ -7,6 +7,9 @@ from typing import ClassVar
 
 import pytest
 import torch
+from programs import STORE, WINDOW, function, load, state_function
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+
 from dsv41c.errors import CompileError, IRError
 from dsv41c.ir.builder import functions
 from dsv41c.ir.interpreter import Interpreter
@@ -19,8 +22,6 @@ from dsv41c.passes.manager import PassManager, PassReport, ProbeCase, first_bad_
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult, Tolerance, make_pass
 from dsv41c.passes.pipeline import PHASES, REGISTRY, default_pipeline, parse_pipeline, pipeline_text
 from dsv41c.passes.state_in_place import StateInPlace
-from programs import STORE, WINDOW, function, load, state_function
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
 
 F32 = "!dsv41.tensor<[T, 8], f32>"
 BINARY = f"{F32}, {F32} -> {F32}"

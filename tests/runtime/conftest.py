@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, compile_linalg
 from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.models.config import ModelConfig
@@ -31,7 +33,6 @@ from dsv41c.runtime.plan_format import (
     header_digest,
     read_safetensors_header,
 )
-from safetensors.torch import save_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHECKPOINT = GOLDEN / "mini6"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import PAGE_TOKENS, hand_made_manifest
+
 from dsv41c.errors import RequestError
 from dsv41c.runtime.caches import CachePool
 
@@ -27,9 +28,7 @@ def test_pages_come_and_go() -> None:
     second = caches.allot(32)
     assert (second.ring, second.pages) == (1, [3, 4])
     assert caches.used_bytes == caches.total_bytes
-    with pytest.raises(
-        RequestError, match=r"out of pages: 1 tokens need 1 pages of 16 tokens .* 0 of 5"
-    ):
+    with pytest.raises(RequestError, match=r"out of pages: 1 tokens need 1 pages of 16 tokens .* 0 of 5"):
         caches.allot(1)
     caches.release(first)
     assert caches.allot(20).pages == [0, 1]

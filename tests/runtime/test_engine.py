@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CHECKPOINT, GOLDEN, PAGE_TOKENS
+from safetensors import safe_open
+from torch import Tensor
+
 from dsv41c.errors import PlanError, RequestError
 from dsv41c.models.backbone import Backbone
 from dsv41c.models.checkpoint import Checkpoint
@@ -15,8 +18,6 @@ from dsv41c.runtime.api import load
 from dsv41c.runtime.engine import Completion, Engine, TokenEvent
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.sampling import SamplingParams
-from safetensors import safe_open
-from torch import Tensor
 
 
 @cache

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ENGRAM, EXPERT_WEIGHTS, hand_made_manifest
+from torch import Tensor
+
 from dsv41c.errors import PlanError
 from dsv41c.models import ops, quant
 from dsv41c.models.state import StateSpec
@@ -18,7 +20,6 @@ from dsv41c.runtime.kernels.binding import LaunchContext
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import KernelEntry
 from dsv41c.runtime.weights import Bundle
-from torch import Tensor
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,14 @@
 import pytest
 import torch
 from conftest import GOLDEN
-from dsv41c.models import ops, quant
-from dsv41c.runtime.kernels import index_topk
-from dsv41c.runtime.kernels.binding import LaunchContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
+
+from dsv41c.models import ops, quant
+from dsv41c.runtime.kernels import index_topk
+from dsv41c.runtime.kernels.binding import LaunchContext
 
 _HEADS, _DIM, _PAGE = 8, 32, 4
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, compile_linalg
 from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.errors import PlanError

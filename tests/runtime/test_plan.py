@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CHECKPOINT, hand_made_manifest
+
 from dsv41c.errors import PlanError
 from dsv41c.runtime.inspect import describe
 from dsv41c.runtime.plan import Plan

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from dsv41c.errors import RequestError
 from dsv41c.runtime.sampling import SamplingParams, choose, distribution
 

@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 import iree.compiler as iree_compiler
-from dsv41c.errors import CompileError
 from iree.compiler.version import VERSION as IREE_VERSION
+
+from dsv41c.errors import CompileError
 
 __all__ = ["CpuTarget", "KernelCache", "compile_linalg", "module_key"]
 

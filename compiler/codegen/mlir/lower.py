@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterable, Mapping
 
 import torch_mlir.ir as mlir
+from torch_mlir.dialects import torch as torch_dialect
+from torch_mlir.passmanager import PassManager
+from xdsl.dialects.func import FuncOp
+
 from dsv41c.compiler.codegen.mlir.elementary import torch_arithmetic
 from dsv41c.compiler.codegen.mlir.rounding import explicit_bf16_rounding
 from dsv41c.compiler.codegen.mlir.torch_text import torch_text
 from dsv41c.errors import CompileError
-from torch_mlir.dialects import torch as torch_dialect
-from torch_mlir.passmanager import PassManager
-from xdsl.dialects.func import FuncOp
 
 __all__ = ["lower_regions", "lower_text"]
 

@@ -10,14 +10,15 @@ forty layers share one kernel.
 
 from collections.abc import Mapping
 
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
 from dsv41c.errors import CompileError
 from dsv41c.ir.dims import evaluate, symbols_of
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.torch_ops import ListConstruct, is_constant
 from dsv41c.ir.text import line_of
 from dsv41c.ir.types import SCALARS, TensorType, type_text
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Operation, SSAValue
 
 __all__ = ["torch_text"]
 
