@@ -1,6 +1,7 @@
 """torch.export of the step program, and of the definitions that custom ops are lowered by; always on the meta device.
 
-A trace costs no weight memory: parameters, caches and inputs are meta tensors, so the released config traces in seconds.
+A trace costs no weight memory: parameters, caches and inputs are meta tensors, so the released config traces in
+seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dsv41c.models.state import state_specs
 
 Sizes = tuple[int | str, ...]  # a tensor's sizes: numbers, or names of symbols
 
-# Sizes of the inputs of a step program by symbol: rows, sequences, pages a sequence, rows with logits, pool pages, rings.
+# Sizes of a step program's inputs by symbol: rows, sequences, pages a sequence, rows with logits, pool pages, rings.
 INPUT_SIZES: Mapping[str, Sizes] = {
     "tokens": ("T",),
     "positions": ("T",),

@@ -1,7 +1,8 @@
 """Products with packed weights in the form that is fastest on the CPU for one row (docs/cpu-target.md).
 
-They hold for any number of rows, but many rows are better served by weights that are dequantized once. Each weight is decoded where it is multiplied, once, so that a row costs one pass over the packed bytes. The products are
-those of the dequantized weights, which are exact in fp32; sums are fp32 with one rounding, in another order.
+They hold for any number of rows, but many rows are better served by weights that are dequantized once. Each weight is
+decoded where it is multiplied, once, so that a row costs one pass over the packed bytes. The products are those of the
+dequantized weights, which are exact in fp32; sums are fp32 with one rounding, in another order.
 
 A code's fields are shifted to where fp16 has them. The fp16 number is the value times a power of two, since fp16 has
 other exponents, and that power goes into the scale. NaN codes of e4m3, which no checkpoint has, become +-480.

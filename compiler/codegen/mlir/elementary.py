@@ -1,9 +1,9 @@
 """Elementary functions and products as torch computes them, so that a plan and the eager model agree bit for bit.
 
-A float of a mix enters every channel of the streams. One that differs from torch's in its last bit flips a bf16 rounding
-now and then, and forty layers make another result of that. IREE has its own polynomials for exp, an approximation for
-rsqrt, and its LLVM backend contracts a product and a sum into one rounding; none is wrong, and none is torch's. Written
-out in steps that have one rounding each, they are:
+A float of a mix enters every channel of the streams. One that differs from torch's in its last bit flips a bf16
+rounding now and then, and forty layers make another result of that. IREE has its own polynomials for exp, an
+approximation for rsqrt, and its LLVM backend contracts a product and a sum into one rounding; none is wrong, and none
+is torch's. Written out in steps that have one rounding each, they are:
 
     math.exp    the polynomial that torch's vectorized exp uses (SLEEF's expf_u10), with its fused steps as math.fma
     math.rsqrt  1 / sqrt(x)
