@@ -4,6 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, f64, i64
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
 from dsv41c.errors import IRError
 from dsv41c.ir.dialect import OP_TABLE
 from dsv41c.ir.names import set_name
@@ -12,9 +16,6 @@ from dsv41c.ir.ops.custom import CustomOp
 from dsv41c.ir.ops.program import Call, Launch, Weight
 from dsv41c.ir.ops.torch_ops import ListConstruct, constant
 from dsv41c.ir.types import CacheType, TensorType, TorchList
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, f64, i64
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 SYMBOLS = "dsv41.symbols"
 OUTPUTS = "dsv41.outputs"

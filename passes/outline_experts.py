@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+
 from dsv41c.ir.builder import functions
 from dsv41c.ir.ops.custom import Experts
 from dsv41c.ir.text import print_module
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
-from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.dialects.func import FuncOp
 
 
 @dataclass(frozen=True)

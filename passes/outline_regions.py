@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
 from dsv41c.ir.builder import ORIGIN, functions, get_symbols, set_symbols
 from dsv41c.ir.effects import cache_writes
 from dsv41c.ir.names import set_name
@@ -13,9 +17,6 @@ from dsv41c.ir.ops.torch_ops import ListConstruct, is_constant
 from dsv41c.ir.text import print_module
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+
 from dsv41c.errors import CompileError
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.models.config import ModelConfig
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
 
 # What a module has become: traced programs, then lists of launches.
 STAGES = ("traced", "launches")

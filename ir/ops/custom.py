@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
-from dsv41c.ir.ops.syntax import PlainSyntax, Slot
-from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_bytes
-from dsv41c.ir.types import FORMATS, TensorType
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Operation
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def, traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
+
+from dsv41c.ir.ops.syntax import PlainSyntax, Slot
+from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_bytes
+from dsv41c.ir.types import FORMATS, TensorType
 
 
 class CustomOp(IRDLOperation, PlainSyntax):
