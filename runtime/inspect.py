@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dsv41c.models.state import StateSpec
@@ -20,6 +20,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         JSON values; all sizes in bytes.
     """
     manifest = plan.manifest
+    names = {kernel.name for kernel in manifest.kernels}
     return {
         "path": str(plan.path),
         "format": manifest.format,
@@ -30,7 +31,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "tools": manifest.tools,
         "checkpoint": str(plan.checkpoint),
         "tokenizer": manifest.tokenizer,
-        "programs": {name: describe_program(program) for name, program in plan.programs.items()},
+        "programs": {name: describe_program(program, names) for name, program in plan.programs.items()},
         "kernels": [{**to_json(kernel), "bytes": _file_bytes(plan, kernel.file)} for kernel in manifest.kernels],
         "reference_kernels": sorted(kernel.name for kernel in manifest.kernels if kernel.kind == "reference"),
         "cache_formats": {spec.name: spec.row_format for spec in manifest.state},
@@ -44,7 +45,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_program(program: Program) -> dict[str, Any]:
+def describe_program(program: Program, kernels: Collection[str]) -> dict[str, Any]:
     """A program's interface, how often it launches each kernel, and which kernels run inside another one's launch."""
     return {
         "inputs": to_json(program.inputs),
@@ -52,7 +53,17 @@ def describe_program(program: Program) -> dict[str, Any]:
         "outputs": [output.name for output in program.outputs],
         "launches": len(program.launches),
         "launches_by_kernel": dict(sorted(Counter(launch.kernel for launch in program.launches).items())),
-        "bodies": {launch.attrs["body"]: launch.kernel for launch in program.launches if launch.attrs.get("body")},
+        "bodies": _bodies(program, kernels),
+    }
+
+
+def _bodies(program: Program, kernels: Collection[str]) -> dict[str, str]:
+    """The kernels that another kernel calls, because its launch names them among its attributes, with that kernel."""
+    return {
+        value: launch.kernel
+        for launch in program.launches
+        for value in launch.attrs.values()
+        if isinstance(value, str) and value in kernels
     }
 
 

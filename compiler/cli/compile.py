@@ -119,7 +119,7 @@ def _summary(output: Path, seconds: float) -> list[tuple[str, str]]:
     own = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     return [
         ("programs", ", ".join(programs)),
-        ("launches a step", ", ".join(str(program["launches"]) for program in programs.values())),
+        ("launches", ", ".join(f"{name} {program['launches']}" for name, program in programs.items())),
         ("kernels", f"{len(kernels) - len(reference)} compiled, {len(reference)} reference ({', '.join(reference)})"),
         ("plan on disk", bytes_text(own)),
         ("resident when loaded", bytes_text(found["resident_bytes"]["total"])),

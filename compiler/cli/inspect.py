@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,28 +67,31 @@ def _programs(found: dict[str, Any]) -> Table:
 
 
 def _kernels(found: dict[str, Any]) -> Table:
-    launches: Counter[str] = Counter()
-    bodies: dict[str, str] = {}
-    for program in found["programs"].values():
-        launches.update(program["launches_by_kernel"])
-        bodies.update(program["bodies"])
+    programs = found["programs"]
     rows = [
         (
             kernel["name"],
-            _band(kernel["band"]),
-            kernel["kind"],
-            f"in {bodies[kernel['name']]}" if kernel["name"] in bodies else launches[kernel["name"]],
+            _marked(kernel["band"]),
+            _marked(kernel["kind"]),
+            *(_launches(program, kernel["name"]) for program in programs.values()),
             kernel["file"] or "",
             bytes_text(kernel["bytes"]) if kernel["file"] else "",
         )
         for kernel in found["kernels"]
     ]
-    columns = ("kernel", "band", "kind", "launches a step", "file", "size")
-    return table("kernels", columns, rows, ("launches a step", "size"))
+    numbers = [f"launches in {name}" for name in programs]
+    return table("kernels", ("kernel", "band", "kind", *numbers, "file", "size"), rows, (*numbers, "size"))
 
 
-def _band(band: str) -> str:
-    return f"[yellow]{band}[/]" if band == "reference" else band
+def _launches(program: dict[str, Any], kernel: str) -> str:
+    """How often a program launches a kernel, or from within which other kernel."""
+    if kernel in program["bodies"]:
+        return f"by {program['bodies'][kernel]}"
+    return str(program["launches_by_kernel"].get(kernel, ""))
+
+
+def _marked(word: str) -> str:
+    return f"[yellow]{word}[/]" if word == "reference" else word
 
 
 def _state(found: dict[str, Any]) -> Table:
