@@ -6,6 +6,11 @@ An op without an entry has none, and runs as a kernel of the runtime on the CPU;
     index_topk     reads as many rows as each sequence has, and sorts
     experts        as many rows an expert as chose it; one expert is a function, see `ExpertDefinitions`
     rotary         cos and sin need an argument reduction that is exact to the largest position
+
+For many rows two more run there, although they have one:
+
+    linear             torch's library uses the CPU's matrix instructions, IREE does not
+    sparse_attention   rows share keys: dequantized once a row instead of once a use
 """
 
 from __future__ import annotations
@@ -19,15 +24,18 @@ from xdsl.ir import Attribute
 
 from dsv41c.compiler.importer import import_definition
 from dsv41c.compiler.trace import trace_definition
+from dsv41c.ir.builder import has_one_row, set_symbols
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.types import CacheType, TensorType
-from dsv41c.models import ops, quant
+from dsv41c.models import ops, packed_products, quant
 
 DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.quantize": quant.quantize,
     "dsv41.dequantize": quant.dequantize,
     "dsv41.fake_quantize": quant.fake_quantize,
     "dsv41.dequantize_weight": quant.dequantize_weight,
+    "dsv41.linear": ops.linear_definition,
+    "dsv41.linear_fp8": packed_products.linear_fp8_by_rows,
     "dsv41.sinkhorn": ops.sinkhorn_definition,
     "dsv41.select_experts": ops.select_experts_definition,
     "dsv41.ngram_hash": ops.ngram_hash_definition,
@@ -35,6 +43,7 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.load": ops.load_definition,
     "dsv41.sparse_attention": ops.sparse_attention_definition,
 }
+WHOLE = frozenset({"dsv41.linear", "dsv41.sparse_attention"})
 
 
 @dataclass
@@ -56,17 +65,32 @@ class Definitions:
         arguments = [None if slot is None else _argument(slot.type) for slot in op.slots()]
         return self._traced(op.name, function, [*arguments, *op.arguments()])
 
-    def define_expert(self, op: Experts) -> FuncOp:
-        """One routed expert on M rows: x, weights, then its packed weights as in `ops.expert_definition`."""
-        (_, dim), x_dtype = _argument(op.x.type)
-        _, scale_dtype = _argument(op.weights.type)
-        arguments: list[Any] = [(("M", dim), x_dtype), (("M",), scale_dtype)]
-        for bundle in (op.w1, op.s1, op.w3, op.s3, op.w2, op.s2):
-            sizes, dtype = _argument(bundle.type)
-            arguments.append((sizes[1:], dtype))
+    def define_expert(self, op: Experts) -> dict[str, FuncOp]:
+        """The functions of one routed expert, by the attribute of `experts` that names each.
+
+        For one row: `body`, as `ops.expert_definition`. For many: `unpack`, its packed weights to bf16, and `activate`,
+        as `ops.expert_activation`; the products stand between them and are the runtime's.
+        """
+        dim = _argument(op.x.type)[0][1]
+        rows: list[Any] = [(("M", dim), op.x.type.dtype), (("M",), op.weights.type.dtype)]
+        bundles = [_argument(bundle.type) for bundle in (op.w1, op.s1, op.w3, op.s3, op.w2, op.s2)]
+        packed: list[Any] = [(sizes[1:], dtype) for sizes, dtype in bundles]
         # At most one choice a row falls on an expert, so M has the range of T.
         symbols = {"M": self.symbols["T"]}
-        return self._traced(op.name, ops.expert_definition, [*arguments, *op.arguments()], symbols).clone()
+        func = op.parent_op()
+        assert isinstance(func, FuncOp)
+        if has_one_row(func):
+            arguments = [*rows, *packed, *op.arguments()]
+            body = self._traced(op.name, packed_products.expert_by_rows, arguments, symbols).clone()
+            set_symbols(body, {"M": (1, 1)})
+            return {"body": body}
+        hidden = (("M", packed[0][0][0]), op.x.type.dtype)
+        return {
+            "unpack": self._traced("unpack", ops.unpack_expert, packed, symbols).clone(),
+            "activate": self._traced(
+                "activate", ops.expert_activation, [hidden, hidden, rows[1], *op.arguments()], symbols
+            ).clone(),
+        }
 
     def _traced(
         self,
@@ -77,7 +101,9 @@ class Definitions:
     ) -> FuncOp:
         key = (name, *map(str, arguments))
         if key not in self._known:
-            trace = trace_definition(function, arguments, symbols or self.symbols)
+            # A range of one value would become a number; the definition of one row is that of any, at that size.
+            ranges = {name: (low, max(high, low + 1)) for name, (low, high) in (symbols or self.symbols).items()}
+            trace = trace_definition(function, arguments, ranges)
             self._known[key] = import_definition("definition", trace)
         return self._known[key]
 

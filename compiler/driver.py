@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,13 +20,13 @@ from dsv41c.compiler.artifact import staged_folder, write_files
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
-from dsv41c.compiler.definitions import DEFINITIONS, Definitions
+from dsv41c.compiler.definitions import DEFINITIONS, WHOLE, Definitions
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import program_of
 from dsv41c.compiler.probe import checkpoint_probe
 from dsv41c.compiler.trace import Ranges, trace_backbone
 from dsv41c.errors import CompileError
-from dsv41c.ir.builder import functions, module_of
+from dsv41c.ir.builder import fixed_sizes, functions, module_of
 from dsv41c.ir.ops.program import Launch, Weight
 from dsv41c.ir.text import print_module
 from dsv41c.ir.types import TensorType
@@ -38,6 +38,8 @@ from dsv41c.models.weights import empty_backbone, stacked_names
 from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
 from dsv41c.passes.pipeline import default_pipeline
+from dsv41c.passes.specialize_rows import SUFFIX
+from dsv41c.runtime.kernels import registry
 from dsv41c.runtime.plan_format import (
     CONSTANTS,
     FORMAT_VERSION,
@@ -155,7 +157,9 @@ def lower_config(
     trace = trace_backbone(model, ranges)
     traced = module_of([import_program(PROGRAM, trace, config, options.page_tokens)])
     definitions = Definitions(ranges.symbols())
-    context = PassContext(options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert)
+    context = PassContext(
+        options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert, WHOLE
+    )
     passes = default_pipeline()
 
     def after_pass(report: PassReport, module: ModuleOp) -> None:
@@ -178,14 +182,24 @@ class Lowered:
     reports: list[PassReport]
 
     @property
-    def program(self) -> FuncOp:
-        """The step program."""
-        return functions(self.module)[PROGRAM]
+    def programs(self) -> dict[str, FuncOp]:
+        """The step program and its forms by name, the step first."""
+        return {name: func for name, func in functions(self.module).items() if name.removesuffix(SUFFIX) == PROGRAM}
 
     @property
     def regions(self) -> dict[str, FuncOp]:
         """The outlined functions by name."""
-        return {name: func for name, func in functions(self.module).items() if name != PROGRAM}
+        return {name: func for name, func in functions(self.module).items() if name not in self.programs}
+
+    def launch_list(self) -> LaunchList:
+        """What the runtime runs."""
+        forms = {name: None if name == PROGRAM else PROGRAM for name in self.programs}
+        return LaunchList({name: program_of(func, forms[name]) for name, func in self.programs.items()})
+
+    def kernel_names(self) -> set[str]:
+        """The kernels that launches name."""
+        ops = [op for func in self.programs.values() for op in func.body.block.ops]
+        return {op.kernel.data for op in ops if isinstance(op, Launch)}
 
 
 def step_ranges(config: ModelConfig, options: CompileOptions) -> Ranges:
@@ -228,7 +242,7 @@ class _Compilation:
         files[VIEWS] = compile_views(self.target)
         files[CONSTANTS] = save(constants)
         files[f"programs/{PROGRAM}.mlir"] = print_module(lowered.module).encode()
-        files[LAUNCHES] = encode_launches(LaunchList({PROGRAM: program_of(lowered.program)}))
+        files[LAUNCHES] = encode_launches(lowered.launch_list())
         if tokenizer is not None:
             files[TOKENIZER] = tokenizer.read_bytes()
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
@@ -261,22 +275,22 @@ class _Compilation:
             done += 1
             self.progress(f"compile {name}", done, len(regions))
             file = f"kernels/{name}.vmfb"
-            return KernelEntry(name, "iree", "portable", file, "kernel", self.options.target), data
+            sizes = fixed_sizes(regions[name])
+            return KernelEntry(name, "iree", "portable", file, "kernel", self.options.target, sizes), data
 
         # Functions are all named alike, so that equal regions of two plans are one entry of the kernel cache.
         texts = {name: lower_regions({"kernel": func}) for name, func in regions.items()}
         with ThreadPoolExecutor(self.options.jobs or torch.get_num_threads()) as pool:
             compiled = list(pool.map(compile_region, regions))
-        launched = {op.kernel.data for op in lowered.program.body.block.ops if isinstance(op, Launch)}
-        whole = sorted(launched - set(regions))
-        return [*compiled, *((KernelEntry(name, "reference", "reference"), b"") for name in whole)]
+        whole = sorted(lowered.kernel_names() - set(regions))
+        return [*compiled, *((KernelEntry(name, "reference", registry.find(name).band), b"") for name in whole)]
 
     def _manifest(
         self, lowered: Lowered, kernels: list[KernelEntry], tokenizer: Path | None, digests: dict[str, str]
     ) -> Manifest:
         folder = self.checkpoint.folder.resolve()
         files = {name: CheckpointFile(file.bytes, file.header_sha256) for name, file in self.checkpoint.files.items()}
-        weights = weight_table(lowered.program, self.checkpoint)
+        weights = weight_table(lowered.programs.values(), self.checkpoint)
         return Manifest(
             format=FORMAT_VERSION,
             model=json.loads((folder / "config.json").read_text()),
@@ -305,10 +319,10 @@ def derived_constants(config: ModelConfig, tokenizer: Path | None) -> dict[str, 
     return {name: buffer.contiguous().clone() for name, buffer in model.named_buffers()}
 
 
-def weight_table(program: FuncOp, checkpoint: Checkpoint) -> dict[str, WeightEntry]:
-    """Where the bytes of every weight symbol of a program lie."""
+def weight_table(programs: Iterable[FuncOp], checkpoint: Checkpoint) -> dict[str, WeightEntry]:
+    """Where the bytes of every weight symbol of some programs lie."""
     table: dict[str, WeightEntry] = {}
-    for op in program.body.block.ops:
+    for op in (op for program in programs for op in program.body.block.ops):
         if not isinstance(op, Weight):
             continue
         symbol, type_ = op.symbol.data, op.result.type

@@ -9,7 +9,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from dsv41c.errors import CompileError
-from dsv41c.ir.builder import ORIGIN, output_names
+from dsv41c.ir.builder import ORIGIN, fixed_sizes, output_names
 from dsv41c.ir.effects import cache_writes
 from dsv41c.ir.names import value_names
 from dsv41c.ir.ops.custom import plain
@@ -24,10 +24,11 @@ from dsv41c.runtime.plan_format import InputSpec, Launch, OutputSpec, Program
 _NOTES = (ORIGIN, "in_place")
 
 
-def program_of(func: FuncOp) -> Program:
+def program_of(func: FuncOp, of: str | None = None) -> Program:
     """The launch list of a program of launches, weights and constants.
 
     Args:
+        of: the program that it is a form of, for the sizes that are fixed in it.
         func: every store in it is in place, so that a cache is one buffer from beginning to end.
     Errors: CompileError for an op that is no launch, or a store that would need a copy of its cache.
     """
@@ -57,6 +58,8 @@ def program_of(func: FuncOp) -> Program:
         caches=tuple(texts[cache].removeprefix("$") for cache in caches),
         outputs=tuple(_outputs(func, texts)),
         launches=tuple(records),
+        of=of,
+        sizes=fixed_sizes(func) if of is not None else {},
     )
 
 

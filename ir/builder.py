@@ -53,6 +53,16 @@ def get_symbols(func: FuncOp) -> dict[str, tuple[int, int]]:
     return {name: _range(bounds) for name, bounds in declared.data.items()}
 
 
+def fixed_sizes(func: FuncOp) -> dict[str, int]:
+    """The symbols whose range holds one value, with that value."""
+    return {name: low for name, (low, high) in get_symbols(func).items() if low == high}
+
+
+def has_one_row(func: FuncOp) -> bool:
+    """Whether a function is for a single row: its number of rows, T, has no other value."""
+    return fixed_sizes(func).get("T") == 1
+
+
 def _range(bounds: Attribute) -> tuple[int, int]:
     assert isinstance(bounds, ArrayAttr)
     low, high = (item.value.data for item in bounds.data if isinstance(item, IntegerAttr))

@@ -212,10 +212,23 @@ def expert_definition(
     Returns:
         bf16 [M, d].
     """
-    gate = torch.nn.functional.linear(x, quant.dequantize_fp4_weight(w1, s1))
-    up = torch.nn.functional.linear(x, quant.dequantize_fp4_weight(w3, s3))
+    linear = torch.nn.functional.linear
+    gate, up, down = unpack_expert(w1, s1, w3, s3, w2, s2)
+    return linear(expert_activation(linear(x, gate), linear(x, up), weights, limit), down)
+
+
+def unpack_expert(
+    w1: Tensor, s1: Tensor, w3: Tensor, s3: Tensor, w2: Tensor, s2: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """An expert's three weights as bf16, exact: w1, w3 [I, d] and w2 [d, I]."""
+    unpack = quant.dequantize_fp4_weight
+    return unpack(w1, s1), unpack(w3, s3), unpack(w2, s2)
+
+
+def expert_activation(gate: Tensor, up: Tensor, weights: Tensor, limit: float) -> Tensor:
+    """What the down projection reads: bf16 [M, I] of fp8 values, from gate, up bf16 [M, I] and weights fp32 [M]."""
     hidden = (swiglu(gate, up, limit) * weights.unsqueeze(-1)).to(torch.bfloat16)
-    return torch.nn.functional.linear(quant.fake_quantize(hidden, "fp8_e8m0"), quant.dequantize_fp4_weight(w2, s2))
+    return quant.fake_quantize(hidden, "fp8_e8m0")
 
 
 @custom_op("dsv41::experts", mutates_args=())
@@ -468,10 +481,10 @@ def sparse_attention_definition(
         selected = quant.dequantize(read(main, main_slots, "fp4_e4m3", main_page, width), "fp4_e4m3")
         keys = torch.cat((keys, selected), dim=1)
         valid = torch.cat((valid, main_slots >= 0), dim=1)
-    return _tiled_attention(query, keys, valid, sink, scale)
+    return tiled_attention(query, keys, valid, sink, scale)
 
 
-def _tiled_attention(query: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
+def tiled_attention(query: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
     """Softmax over keys in tiles of 64: probabilities are rounded to bf16 against the running maximum of their tile.
 
     Args:

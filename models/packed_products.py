@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dsv41c.models.ops import linear_definition, swiglu
-from dsv41c.models.quant import WEIGHT_BLOCK, decode_ue8m0, dequantize_weight, fake_quantize
+from dsv41c.models.ops import expert_activation, linear_definition
+from dsv41c.models.quant import WEIGHT_BLOCK, decode_ue8m0, dequantize_weight
 
 _E4M3_SHIFT = 2.0**8
 _E2M1_SHIFT = 2.0**14
@@ -65,8 +65,7 @@ def expert_by_rows(
 ) -> Tensor:
     """`ops.expert_definition`, row by row."""
     gate, up = linear_fp4_by_rows(x, w1, s1), linear_fp4_by_rows(x, w3, s3)
-    hidden = (swiglu(gate, up, limit) * weights.unsqueeze(-1)).to(torch.bfloat16)
-    return linear_fp4_by_rows(fake_quantize(hidden, "fp8_e8m0"), w2, s2)
+    return linear_fp4_by_rows(expert_activation(gate, up, weights, limit), w2, s2)
 
 
 def _e4m3_by_shifts(codes: Tensor) -> Tensor:

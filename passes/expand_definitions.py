@@ -32,7 +32,8 @@ class ExpandDefinitions(Pass):
 
     Needs: `ctx.define`, which gives the definition of an op for its operand types as a function, or None.
 
-    Does not handle: ops without a definition; they stay, and the target runs them as kernels.
+    Does not handle: ops without a definition, and those that `ctx` keeps whole; they stay, and the target runs them as
+    kernels.
     """
 
     name: ClassVar[str] = "expand-definitions"
@@ -41,8 +42,9 @@ class ExpandDefinitions(Pass):
         """Expand all ops that have a definition; counts them by op."""
         matches: dict[str, int] = {}
         for func in functions(module).values():
+            kept = ctx.fusible - ctx.fusible_in(func)
             for op in list(func.body.block.ops):
-                if not isinstance(op, CustomOp) or (definition := ctx.define(op)) is None:
+                if not isinstance(op, CustomOp) or op.name in kept or (definition := ctx.define(op)) is None:
                     continue
                 _inline(op, definition)
                 matches[op.name] = matches.get(op.name, 0) + 1

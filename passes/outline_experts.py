@@ -1,4 +1,4 @@
-"""Gives every op of routed experts the function that computes one expert."""
+"""Gives every op of routed experts the functions that compute one expert."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,16 +14,19 @@ from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
 @dataclass(frozen=True)
 class OutlineExperts(Pass):
-    """Gives every op of routed experts the function that computes one expert.
+    """Gives every op of routed experts the functions that compute one expert.
 
     What:
         %y = dsv41.experts %x, %ids, %weights, %w1, ... {limit = 10.0} : ...
           ->  %y = dsv41.experts %x, %ids, %weights, %w1, ... {limit = 10.0, body = "expert_0"} : ...
               func.func @expert_0(%arg0: !dsv41.tensor<[M, 128], bf16>, ...)      M rows that chose one expert
 
+        and in a program of many rows, where products are left to a library:
+              {limit = 10.0, unpack = "expert_1", activate = "expert_2"}
+
     Why: which rows an expert gets is known only at run time; what it computes on them is a region like any other.
 
-    Needs: `ctx.define_expert`, which gives the function of one expert for the operand types of the op.
+    Needs: `ctx.define_expert`, which gives the functions of one expert for an op, by the attribute that names each.
 
     Does not handle: a target that groups experts in one kernel; its own pass replaces the op.
     """
@@ -31,22 +34,22 @@ class OutlineExperts(Pass):
     name: ClassVar[str] = "outline-experts"
 
     def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
-        """Outline one function for each distinct expert shape; counts `experts` and `function`."""
+        """Outline the functions of each distinct expert shape; counts `experts` and `function`."""
         if ctx.define_expert is None:
             return PassResult(False, {"experts": 0, "function": 0})
-        bodies: dict[str, FuncOp] = {}
+        known: dict[str, FuncOp] = {}
         found = 0
         for func in list(functions(module).values()):
             for op in func.body.block.ops:
                 if not isinstance(op, Experts):
                     continue
                 found += 1
-                body = ctx.define_expert(op)
-                text = print_module(ModuleOp([body.clone()]), origins=False)
-                if text not in bodies:
-                    body.sym_name = StringAttr(f"expert_{len(bodies)}")
-                    bodies[text] = body
-                op.attributes["body"] = bodies[text].sym_name
-        for body in bodies.values():
+                for role, body in ctx.define_expert(op).items():
+                    text = print_module(ModuleOp([body.clone()]), origins=False)
+                    if text not in known:
+                        body.sym_name = StringAttr(f"expert_{len(known)}")
+                        known[text] = body
+                    op.attributes[role] = known[text].sym_name
+        for body in known.values():
             module.body.block.add_op(body)
-        return PassResult(found > 0, {"experts": found, "function": len(bodies)})
+        return PassResult(found > 0, {"experts": found, "function": len(known)})

@@ -32,8 +32,8 @@ class OutlineRegions(Pass):
     Why: a compiled kernel is one function; the fewer and larger they are, the more is fused and the less is launched.
     Equal regions become one function, so that forty layers need the kernels of a handful of layer kinds.
 
-    Needs: `ctx.fusible`, the custom ops that have a definition; they count as aten ops here and are expanded later, in
-    each distinct region once.
+    Needs: `ctx.fusible_in`, the custom ops that stand in regions; they count as aten ops here and are expanded later,
+    in each distinct region once.
 
     How: each op gets a stage. Regions have even stages and kernels odd ones; an op stands one stage later than the last
     op of the other kind that it needs, and all aten ops of a stage are one region:
@@ -57,7 +57,7 @@ class OutlineRegions(Pass):
         outlined = _Functions(module)
         calls = 0
         for func in list(functions(module).values()):
-            calls += _Outliner(func, outlined, ctx.fusible).run()
+            calls += _Outliner(func, outlined, ctx.fusible_in(func)).run()
         return PassResult(calls > 0, {"region": calls, "function": len(outlined.by_text)})
 
 

@@ -8,9 +8,11 @@ from dsv41c.errors import CompileError
 from dsv41c.passes.common_subexpressions import CommonSubexpressions
 from dsv41c.passes.dead_code import DeadCode
 from dsv41c.passes.expand_definitions import ExpandDefinitions
+from dsv41c.passes.lower_linear import LowerLinear
 from dsv41c.passes.outline_experts import OutlineExperts
 from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
+from dsv41c.passes.specialize_rows import SpecializeRows
 from dsv41c.passes.state_in_place import StateInPlace
 from dsv41c.passes.to_launches import ToLaunches
 
@@ -33,6 +35,18 @@ PHASES: tuple[Phase, ...] = (
             DeadCode(),
             # Before any pattern: patterns find an operand by identity, so equal values must be one value.
             CommonSubexpressions(),
+        ),
+    ),
+    Phase(
+        2,
+        "formats",
+        (
+            # Before what chooses forms, and after what is the same for any number of rows.
+            SpecializeRows(),
+            # While products still stand beside the weights that they read.
+            LowerLinear(),
+            # In a program of one row nobody reads the dequantized weights any more.
+            DeadCode(),
         ),
     ),
     Phase(
@@ -68,8 +82,10 @@ REGISTRY: dict[str, type[Pass]] = {
         CommonSubexpressions,
         DeadCode,
         ExpandDefinitions,
+        LowerLinear,
         OutlineExperts,
         OutlineRegions,
+        SpecializeRows,
         StateInPlace,
         ToLaunches,
     )

@@ -18,9 +18,9 @@ from torch import Tensor
 from dsv41c.errors import PlanError
 from dsv41c.runtime.iree_device import ALIGNMENT, IreeDevice, IreeModule, aligned_empty
 from dsv41c.runtime.kernels import registry
-from dsv41c.runtime.kernels.binding import ExpertBody, LaunchContext
+from dsv41c.runtime.kernels.binding import ExpertKernels, LaunchContext
 from dsv41c.runtime.plan import Plan
-from dsv41c.runtime.plan_format import VIEWS, Launch, Program
+from dsv41c.runtime.plan_format import KERNEL_ATTRS, VIEWS, Launch, Program
 from dsv41c.runtime.weights import Bundle, Weight, WeightFiles
 
 # IREE's integers carry no sign. Of the dtypes that share a size, programs use the one named here: packed rows are
@@ -62,6 +62,11 @@ class CpuExecutor:
         self._kernels = {kernel.name: kernel for kernel in plan.manifest.kernels}
         self._cache_views = {name: self._device.to_view(cache) for name, cache in self._caches.items()}
         self._programs = {name: self._prepare(program) for name, program in plan.programs.items()}
+        forms = {name: program for name, program in plan.programs.items() if program.of is not None}
+        self._sizes = {name: _fixed_places(program) for name, program in forms.items()}
+        self._forms: dict[str, list[str]] = {}
+        for name, program in forms.items():
+            self._forms.setdefault(str(program.of), []).append(name)
 
     def run(self, program: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One call of a program.
@@ -74,14 +79,25 @@ class CpuExecutor:
         Raises:
             PlanError: there is no such program, or an input is missing.
         """
-        prepared = self._programs.get(program)
-        if prepared is None:
-            raise PlanError(f"the plan has no program {program}; it has {', '.join(self._programs)}")
-        return prepared(inputs)
+        return self._form(program, inputs)(inputs)
 
     def timed_run(self, program: str, inputs: Mapping[str, Tensor], clock: Callable[[], float]) -> list[float]:
         """The seconds that each launch of a call took, in launch order; for benchmarks."""
-        return self._programs[program].timed(inputs, clock)
+        return self._form(program, inputs).timed(inputs, clock)
+
+    def form_for(self, program: str, inputs: Mapping[str, Tensor]) -> str:
+        """The program that a call runs: `program`, or the form of it whose sizes are those of the inputs."""
+        for name in self._forms.get(program, ()):
+            places = self._sizes[name]
+            if all(inputs[input_name].shape[axis] == size for input_name, axis, size in places if input_name in inputs):
+                return name
+        return program
+
+    def _form(self, program: str, inputs: Mapping[str, Tensor]) -> PreparedProgram:
+        prepared = self._programs.get(self.form_for(program, inputs))
+        if prepared is None:
+            raise PlanError(f"the plan has no program {program}; it has {', '.join(self._programs)}")
+        return prepared
 
     def _prepare(self, program: Program) -> PreparedProgram:
         slots: dict[str, int] = {f"%{spec.name}": slot for slot, spec in enumerate(program.inputs)}
@@ -121,8 +137,8 @@ class CpuExecutor:
         self, launch: Launch, fills: list[tuple[int, int]], results: list[int], frees: list[int]
     ) -> Step:
         constants = tuple(self._constant_tensor(arg) for arg in launch.args)
-        attrs = {key: value for key, value in launch.attrs.items() if key != "body"}
-        context = LaunchContext(attrs, constants, self._expert_body(launch))
+        attrs = {key: value for key, value in launch.attrs.items() if key not in KERNEL_ATTRS}
+        context = LaunchContext(attrs, constants, self._expert(launch))
         run = registry.find(launch.kernel).bind(context)
         to_tensor, tensor_type = self.to_tensor, Tensor
 
@@ -138,22 +154,31 @@ class CpuExecutor:
 
         return step
 
-    def _expert_body(self, launch: Launch) -> ExpertBody | None:
-        """The compiled kernel of one expert as a torch function; its weight views are made on an expert's first use."""
-        name = launch.attrs.get("body")
-        if name is None:
-            return None
-        function, to_view, to_tensor = self._function(name), self.to_view, self.to_tensor
+    def _expert(self, launch: Launch) -> ExpertKernels:
+        """The compiled kernels of one expert as torch functions; its weight views are made on an expert's first use."""
+        named = [name for name in KERNEL_ATTRS if name in launch.attrs]
+        if not named:
+            return ExpertKernels()
+        functions = {name: self._function(launch.attrs[name]) for name in named}
+        to_view, to_tensor = self.to_view, self.to_tensor
         weights = [self.weight(str(arg)[1:]) for arg in launch.args[3:]]
         views: dict[int, list[HalBufferView]] = {}
 
-        def body(expert: int, x: Tensor, scale: Tensor) -> Tensor:
-            own = views.get(expert)
-            if own is None:
-                own = views[expert] = [weight.view(expert) for weight in weights]
-            return to_tensor(function([to_view(x), to_view(scale), *own])[0])
+        def own(expert: int) -> list[HalBufferView]:
+            if expert not in views:
+                views[expert] = [weight.view(expert) for weight in weights]
+            return views[expert]
 
-        return body
+        if "body" in functions:
+            run = functions["body"]
+            return ExpertKernels(
+                body=lambda expert, x, scale: to_tensor(run([to_view(x), to_view(scale), *own(expert)])[0])
+            )
+        unpack, activate = functions["unpack"], functions["activate"]
+        return ExpertKernels(
+            unpack=lambda expert: tuple(map(to_tensor, unpack(own(expert)))),
+            activate=lambda *tensors: tuple(map(to_tensor, activate([to_view(tensor) for tensor in tensors]))),
+        )
 
     def _function(self, name: str) -> Callable[[Sequence[HalBufferView]], list[HalBufferView]]:
         kernel = self._kernels[name]
@@ -251,6 +276,16 @@ class PreparedProgram:
 
     def _tensor(self, value: Any) -> Tensor:
         return value if isinstance(value, Tensor) else self._to_tensor(value)
+
+
+def _fixed_places(program: Program) -> list[tuple[str, int, int]]:
+    """(input, axis, size) for each input size that a form of a program fixes."""
+    return [
+        (spec.name, axis, program.sizes[dim])
+        for spec in program.inputs
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str) and dim in program.sizes
+    ]
 
 
 def _listed(names: Iterable[str]) -> str:

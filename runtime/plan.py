@@ -19,6 +19,7 @@ from dsv41c.runtime.plan_format import (
     BANDS,
     ELEMENT_TYPES,
     FORMAT_VERSION,
+    KERNEL_ATTRS,
     KERNEL_KINDS,
     LAUNCHES,
     MANIFEST,
@@ -234,21 +235,39 @@ def _check_parts(name: str, weight: WeightEntry, manifest: Manifest) -> None:
 
 
 def _check_launches(launches: LaunchList, manifest: Manifest) -> None:
-    kernels = {kernel.name for kernel in manifest.kernels}
+    kernels = {kernel.name: kernel for kernel in manifest.kernels}
     caches = {state.name for state in manifest.state}
     for name, program in launches.programs.items():
         for cache in program.caches:
             if cache not in caches:
                 raise PlanError(f"program {name} uses cache {cache}, which the state table lacks; compile again")
-        _check_program(name, program, kernels, set(manifest.weights))
+        _check_form(name, program, launches, kernels)
+        _check_program(name, program, set(kernels), set(manifest.weights))
+
+
+def _check_form(name: str, program: Program, launches: LaunchList, kernels: dict[str, KernelEntry]) -> None:
+    """A form of another program has its interface, and a kernel for certain sizes is launched at these sizes only."""
+    base = program if program.of is None else launches.programs.get(program.of)
+    if base is None or base.of is not None or _interface(base) != _interface(program):
+        raise PlanError(f"program {name} is no form of {program.of}, as it says; compile the plan again")
+    for launch in program.launches:
+        sizes = kernels[launch.kernel].sizes if launch.kernel in kernels else {}
+        if any(program.sizes.get(symbol) != size for symbol, size in sizes.items()):
+            raise PlanError(
+                f"program {name} launches {launch.kernel}, which is for {sizes}, with sizes {program.sizes}; "
+                "compile the plan again"
+            )
+
+
+def _interface(program: Program) -> tuple[Any, ...]:
+    return program.inputs, program.caches, tuple(output.name for output in program.outputs)
 
 
 def _check_program(name: str, program: Program, kernels: set[str], weights: set[str]) -> None:
     values = {f"%{spec.name}" for spec in program.inputs}
     for index, launch in enumerate(program.launches):
         where = f"program {name}, launch {index} ({launch.kernel})"
-        body = launch.attrs.get("body")
-        for kernel in (launch.kernel, *([body] if body is not None else [])):
+        for kernel in (launch.kernel, *(launch.attrs[name] for name in KERNEL_ATTRS if name in launch.attrs)):
             if kernel not in kernels:
                 raise PlanError(f"{where}: there is no kernel {kernel}; compile the plan again")
         _check_arguments(where, launch, program, values, weights)

@@ -35,6 +35,8 @@ CONSTANTS = "constants.safetensors"
 
 KERNEL_KINDS = ("iree", "reference")
 BANDS = ("reference", "portable", "tuned")
+# Launch attributes that name a compiled kernel which the launched one calls.
+KERNEL_ATTRS = ("body", "unpack", "activate")
 
 # Element types are spelled as torch-mlir spells them, in manifests and in launch lists.
 ELEMENT_TYPES = {
@@ -84,6 +86,7 @@ class KernelEntry:
         file: the module file inside the plan; null for reference kernels.
         function: the function in that module; null for reference kernels.
         target: the target it was compiled for; null for reference kernels.
+        sizes: symbols whose size it was compiled for; it holds for no other.
     """
 
     name: str
@@ -92,6 +95,7 @@ class KernelEntry:
     file: str | None = None
     function: str | None = None
     target: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,12 +220,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class Program:
-    """What the runtime runs for one program; an input `x` is the value `%x`."""
+    """What the runtime runs for one program; an input `x` is the value `%x`.
+
+    Attributes:
+        inputs, caches, outputs, launches: the program.
+        of: the program that this one is a form of, for calls of the sizes below; null for a program of its own.
+        sizes: the sizes that a call must have, by symbol of the inputs' shapes.
+    """
 
     inputs: tuple[InputSpec, ...]
     caches: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
     launches: tuple[Launch, ...]
+    of: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The custom ops without state: quantization, routing, experts, Engram, rotary positions.
+"""The custom ops without state: quantization, products, routing, experts, Engram, rotary positions.
 
 Operands and attributes have the names and the order of `torch.ops.dsv41.<op>`, which is the reference of each.
 """
@@ -146,6 +146,49 @@ class DequantizeWeight(CustomOp):
     traits = traits_def(Pure())
 
 
+class _Product(CustomOp):
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("groups",)
+
+    def verify_(self) -> None:
+        groups = self.arguments()[0]
+        x, weight = self.operands[0].type, self.operands[1].type
+        assert isinstance(x, TensorType)
+        assert isinstance(weight, TensorType)
+        outputs, inputs = weight.dims
+        if not isinstance(outputs, int) or not isinstance(inputs, int) or not isinstance(groups, int):
+            raise VerifyException("a weight's sizes and `groups` are numbers")
+        if groups < 1 or outputs % groups or x.dims[-1] != groups * inputs:
+            raise VerifyException(
+                f"a weight of {outputs} outputs and {inputs} inputs in {groups} groups takes rows of "
+                f"{groups * inputs}, and outputs that divide evenly; x has rows of {x.dims[-1]}"
+            )
+
+
+@irdl_op_definition
+class Linear(_Product):
+    """bf16 [T, groups * K] times bf16 [N, K] in groups side by side: bf16 [T, N]."""
+
+    name = "dsv41.linear"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    groups = attr_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+
+@irdl_op_definition
+class LinearFp8(_Product):
+    """The same with f8E4M3FN [N, K] and its block scales ui8."""
+
+    name = "dsv41.linear_fp8"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    scale = operand_def(TensorType)
+    groups = attr_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+
 @irdl_op_definition
 class Sinkhorn(CustomOp):
     """f32 [T, n, n] logits to the doubly normalized mix."""
@@ -247,6 +290,15 @@ def _same_shape(element: str) -> Any:
     return rule
 
 
+def _product_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    return [Shaped((shaped(operands[0]).shape[0], shaped(operands[1]).shape[0]), "bf16")]
+
+
+def _product_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    rows, weight = shaped(operands[0]).shape[0], shaped(operands[1])
+    return Cost(moved_bytes(operands), moved_bytes(results), {"bf16": 2 * rows * weight.count})
+
+
 def _select_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
     assert isinstance(op, SelectExperts)
     return [Shaped((shaped(operands[0]).shape[0], op.k.value.data), "si64")]
@@ -298,6 +350,8 @@ RULES = [
     _rule(Dequantize, _dequantize_shape, streaming("f32")),
     _rule(FakeQuantize, _same_shape("bf16"), streaming("f32", 3)),
     _rule(DequantizeWeight, _same_shape("bf16"), streaming("f32")),
+    _rule(Linear, _product_shape, _product_cost),
+    _rule(LinearFp8, _product_shape, _product_cost),
     _rule(Sinkhorn, _same_shape("f32"), _sinkhorn_cost),
     _rule(SelectExperts, _select_shape, streaming("f32")),
     _rule(Experts, _same_shape("f32"), _experts_cost),

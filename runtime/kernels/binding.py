@@ -15,8 +15,23 @@ from torch import Tensor
 Results = Sequence[Tensor]
 # The launch's arguments in order: tensors, bundles of expert tensors, None for an absent optional.
 Run = Callable[[list[Any]], Results]
-# One expert on its rows: (expert, x bf16 [M, d], weights fp32 [M]) -> bf16 [M, d].
-ExpertBody = Callable[[int, Tensor, Tensor], Tensor]
+# A compiled kernel of the plan as a function of tensors.
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class ExpertKernels:
+    """The compiled kernels of one expert; a plan has `body`, or the other two.
+
+    Attributes:
+        body: (expert, x bf16 [1, d], weights fp32 [1]) -> bf16 [1, d].
+        unpack: expert -> its w1, w3 [I, d] and w2 [d, I] in bf16.
+        activate: gate and up bf16 [M, I], weights fp32 [M] -> bf16 [M, I]; see `models.ops.expert_activation`.
+    """
+
+    body: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    unpack: Callable[[int], tuple[Tensor, ...]] | None = None
+    activate: Function | None = None
 
 
 @dataclass(frozen=True)
@@ -26,12 +41,12 @@ class LaunchContext:
     Attributes:
         attrs: the kernel's arguments that are no tensors, by name.
         constants: the arguments in order, None where a value arrives only at the call (or never).
-        expert_body: for `experts`: the compiled kernel of one expert, if the plan has one.
+        expert: for `experts`: the compiled kernels of one expert, if the plan has them.
     """
 
     attrs: dict[str, Any]
     constants: tuple[Any, ...]
-    expert_body: ExpertBody | None = None
+    expert: ExpertKernels = ExpertKernels()
 
 
 @dataclass(frozen=True)

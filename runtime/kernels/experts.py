@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsv41c.models.ops import expert_definition
-from dsv41c.runtime.kernels.binding import ExpertBody, LaunchContext, Results, Run
+from dsv41c.models import ops
+from dsv41c.runtime.kernels.binding import LaunchContext, Results, Run
+
+# One expert on its rows: (expert, x bf16 [M, d], weights fp32 [M]) -> bf16 [M, d].
+ExpertBody = Callable[[int, Tensor, Tensor], Tensor]
 
 
 def bind(context: LaunchContext) -> Run:
-    """Takes the compiled kernel of one expert if the plan has one, else torch.
+    """Takes the compiled kernels of one expert if the plan has them, else torch.
 
     Arguments of the call: x bf16 [T, d], ids int64 [T, k] (-1 none), weights fp32 [T, k], then the six weights, one
     tensor for each expert. Result: fp32 [T, d], added in expert order (SPEC 6.2).
     """
-    body = context.expert_body or _torch_body(context)
+    body = context.expert.body or _body(context)
 
     def run(args: list[Any]) -> Results:
         x, ids, weights = args[0], args[1], args[2]
@@ -28,21 +32,25 @@ def bind(context: LaunchContext) -> Run:
     return run
 
 
-def _torch_body(context: LaunchContext) -> ExpertBody:
-    weights = context.constants[3:9]
-    limit = context.attrs["limit"]
+def _body(context: LaunchContext) -> ExpertBody:
+    """One expert with torch's products between unpacking and activation."""
+    linear = torch.nn.functional.linear
+    limit, packed = context.attrs["limit"], context.constants[3:9]
+    unpack, activate = context.expert.unpack, context.expert.activate
 
     def body(expert: int, x: Tensor, scale: Tensor) -> Tensor:
-        w1, s1, w3, s3, w2, s2 = (weight[expert] for weight in weights)
-        return expert_definition(x, scale, w1, s1, w3, s3, w2, s2, limit)
+        w1, w3, w2 = unpack(expert) if unpack else ops.unpack_expert(*(weight[expert] for weight in packed))
+        gate, up = linear(x, w1), linear(x, w3)
+        hidden = activate(gate, up, scale)[0] if activate else ops.expert_activation(gate, up, scale, limit)
+        return linear(hidden, w2)
 
     return body
 
 
 def _one_row(body: ExpertBody, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """Decode: no gather and no scatter, only the chosen experts' bodies."""
-    total = torch.zeros(x.shape, dtype=torch.float32)
     chosen = sorted((expert, choice) for choice, expert in enumerate(ids[0].tolist()) if expert >= 0)
+    total = torch.zeros(x.shape, dtype=torch.float32)
     for expert, choice in chosen:
         total += body(expert, x, weights[0, choice : choice + 1])
     return total

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from dsv41c.errors import PlanError
-from dsv41c.runtime.kernels import definitions, experts, index_topk, load, lookup, rotary, store
+from dsv41c.runtime.kernels import (
+    definitions,
+    experts,
+    index_topk,
+    linear,
+    load,
+    lookup,
+    rotary,
+    sparse_attention,
+    store,
+)
 from dsv41c.runtime.kernels.binding import ReferenceKernel
 
+# Written for the target and measured, where the others are the op's definition.
+_PORTABLE = {"linear": linear.bind, "sparse_attention": sparse_attention.bind}
+_REFERENCE = {
+    "store": store.bind,
+    "load": load.bind,
+    "index_topk": index_topk.bind,
+    "rotary": rotary.bind,
+    "lookup": lookup.bind,
+    "experts": experts.bind,
+    **definitions.BINDINGS,
+}
 REFERENCE_KERNELS = {
-    name: ReferenceKernel(name, "reference", bind)
-    for name, bind in {
-        "store": store.bind,
-        "load": load.bind,
-        "index_topk": index_topk.bind,
-        "rotary": rotary.bind,
-        "lookup": lookup.bind,
-        "experts": experts.bind,
-        **definitions.BINDINGS,
-    }.items()
+    name: ReferenceKernel(name, band, bind)
+    for band, kernels in (("portable", _PORTABLE), ("reference", _REFERENCE))
+    for name, bind in kernels.items()
 }
 
 

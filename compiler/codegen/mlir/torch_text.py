@@ -14,6 +14,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from dsv41c.errors import CompileError
+from dsv41c.ir.builder import fixed_sizes
 from dsv41c.ir.dims import evaluate, symbols_of
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.torch_ops import ListConstruct, is_constant
@@ -34,8 +35,8 @@ def torch_text(func: FuncOp, name: str = "region", sizes: Mapping[str, int] | No
     Args:
         func: its body holds aten ops, torch constants and lists; arguments and results are tensors.
         name: the function's name in the text; regions are compared under one and the same name.
-        sizes: values for symbols, to make a kernel for these sizes only ({"T": 1} for decoding); the others stay
-            dynamic.
+        sizes: values for symbols, to make a kernel for these sizes only ({"T": 1} for decoding). A symbol whose range
+            holds one value has that value; the others stay dynamic.
 
     Returns:
         One `func.func`, ending in a newline.
@@ -43,7 +44,7 @@ def torch_text(func: FuncOp, name: str = "region", sizes: Mapping[str, int] | No
     Raises:
         CompileError: an op or type that torch-mlir does not have.
     """
-    return _Writer(func, sizes or {}).function(name)
+    return _Writer(func, fixed_sizes(func) | dict(sizes or {})).function(name)
 
 
 class _Writer:
