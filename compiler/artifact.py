@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -14,6 +15,8 @@ from dsv41c.errors import CompileError
 from dsv41c.runtime.plan_format import MANIFEST
 
 _STAGING = ".dsv41c-"
+_CURRENT_FOLDER = -100  # AT_FDCWD of linux/fcntl.h
+_RENAME_EXCHANGE = 2  # of linux/fs.h
 
 
 @contextmanager
@@ -35,26 +38,37 @@ def staged_folder(output: Path) -> Iterator[Path]:
         raise _unwritable(output, error) from error
     try:
         yield staging
-        _sync(staging)
-        _move(staging, output)
-    except OSError as error:
-        raise _unwritable(output, error) from error
+        _finish(staging, output)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files by their path inside the folder."""
+    """Writes files by their path inside the folder.
+
+    Errors: CompileError when one cannot be written.
+    """
     for name, data in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            raise _unwritable(path, error) from error
 
 
-def _unwritable(output: Path, error: OSError) -> CompileError:
+def _finish(staging: Path, output: Path) -> None:
+    try:
+        _sync(staging)
+        _move(staging, output)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> CompileError:
     cause = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
     return CompileError(
-        f"plan {output} cannot be written: {cause}; nothing was left behind, free space or choose another -o"
+        f"plan file {path} cannot be written: {cause}; nothing was left behind, free space or choose another -o"
     )
 
 
@@ -87,8 +101,20 @@ def _move(staging: Path, output: Path) -> None:
     staging.chmod(0o755)
     if not output.exists():
         staging.rename(output)
-        return
-    # A folder cannot be renamed onto a full one: the old plan steps aside first, and comes back if that fails.
+    elif not _exchange(staging, output):
+        _replace(staging, output)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Lets two folders trade names in one step; False where the system or its file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return rename is not None and not rename(
+        _CURRENT_FOLDER, os.fsencode(one), _CURRENT_FOLDER, os.fsencode(other), _RENAME_EXCHANGE
+    )
+
+
+def _replace(staging: Path, output: Path) -> None:
+    """In two steps: the old plan steps aside, and comes back if the new one cannot take its place."""
     old = output.parent / f"{staging.name}-old"
     output.rename(old)
     try:
