@@ -193,7 +193,8 @@ def breakdown(executor: CpuExecutor, plan: Plan, inputs: Inputs, rounds: int = 1
     """Launches, microseconds and share by kernel: the median of each launch, summed over a kernel's launches."""
     samples = [executor.timed_run("step", inputs, time.perf_counter) for _ in range(rounds)]
     by_kernel: dict[str, list[float]] = defaultdict(list)
-    for launch, times in zip(plan.programs["step"].launches, zip(*samples, strict=True), strict=True):
+    launches = plan.programs[executor.form_for("step", inputs)].launches
+    for launch, times in zip(launches, zip(*samples, strict=True), strict=True):
         by_kernel[launch.kernel].append(statistics.median(times))
     total = sum(map(sum, by_kernel.values()))
     rows = [

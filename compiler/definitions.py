@@ -71,8 +71,8 @@ class Definitions:
         For one row: `body`, as `ops.expert_definition`. For many: `unpack`, its packed weights to bf16, and `activate`,
         as `ops.expert_activation`; the products stand between them and are the runtime's.
         """
-        dim = _argument(op.x.type)[0][1]
-        rows: list[Any] = [(("M", dim), op.x.type.dtype), (("M",), op.weights.type.dtype)]
+        (_, dim), dtype = _argument(op.x.type)
+        rows: list[Any] = [(("M", dim), dtype), (("M",), _argument(op.weights.type)[1])]
         bundles = [_argument(bundle.type) for bundle in (op.w1, op.s1, op.w3, op.s3, op.w2, op.s2)]
         packed: list[Any] = [(sizes[1:], dtype) for sizes, dtype in bundles]
         # At most one choice a row falls on an expert, so M has the range of T.
@@ -84,7 +84,7 @@ class Definitions:
             body = self._traced(op.name, packed_products.expert_by_rows, arguments, symbols).clone()
             set_symbols(body, {"M": (1, 1)})
             return {"body": body}
-        hidden = (("M", packed[0][0][0]), op.x.type.dtype)
+        hidden = (("M", packed[0][0][0]), dtype)
         return {
             "unpack": self._traced("unpack", ops.unpack_expert, packed, symbols).clone(),
             "activate": self._traced(
