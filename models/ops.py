@@ -493,6 +493,11 @@ def tiled_attention(query: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, sc
         bf16 [T, H, D].
     """
     keys = torch.where(valid.unsqueeze(-1), keys, torch.zeros_like(keys)).to(torch.float32)
+    return attention_over(query, keys, valid, sink, scale)
+
+
+def attention_over(query: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
+    """`tiled_attention` over keys fp32 [T, K, D] that are zero where they are not valid."""
     logits = torch.matmul(query.to(torch.float32), keys.transpose(1, 2)) * scale
     logits = torch.where(valid.unsqueeze(1), logits, torch.full_like(logits, _MASKED))
     maximum = torch.full_like(logits[:, :, :1], _MASKED)
