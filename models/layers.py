@@ -26,8 +26,8 @@ def act_quant(x: Tensor) -> Tensor:
 def mean_square(x: Tensor) -> Tensor:
     """The mean of squares of the last dimension, with the additions in torch's order on every target.
 
-    torch adds in four chains of eight lanes, then chains, then lanes. One last bit of this statistic enters every mix of
-    a site, so another order shows as flipped bf16 roundings.
+    torch adds in four chains of eight lanes, then chains, then lanes. One last bit of this statistic enters every mix
+    of a site, so another order shows as flipped bf16 roundings.
 
     Args:
         x: fp32 [..., d], d a multiple of 32.

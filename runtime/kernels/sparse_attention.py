@@ -10,7 +10,7 @@ from torch import Tensor
 from dsv41c.models import ops, quant
 from dsv41c.runtime.kernels.binding import LaunchContext, Results, Run
 
-SCRATCH_BYTES = 32 << 20  # keys of a tile of rows, in fp32
+SCRATCH_BYTES = 1 << 20  # keys of a tile of rows, in fp32: they stay in a core's cache until they are multiplied
 _NONE = -1
 
 
@@ -59,9 +59,12 @@ def _attend(query: Tensor, table: Tensor, places: Tensor, sink: Tensor, scale: f
     Returns:
         bf16 [T, H, D].
     """
-    tile = max(1, SCRATCH_BYTES // (4 * places.shape[1] * table.shape[1]))
+    dim = table.shape[1]
+    tile = max(1, SCRATCH_BYTES // (4 * places.shape[1] * dim))
+    scratch = torch.empty((tile * places.shape[1], dim))
     tiles = []
     for own, query_rows in zip(places.split(tile), query.split(tile), strict=True):
-        keys = table.index_select(0, own.reshape(-1)).view(*own.shape, table.shape[1])
-        tiles.append(ops.tiled_attention(query_rows, keys, own > 0, sink, scale))
+        keys = scratch[: own.numel()]
+        torch.index_select(table, 0, own.reshape(-1), out=keys)
+        tiles.append(ops.attention_over(query_rows, keys.view(*own.shape, dim), own > 0, sink, scale))
     return torch.cat(tiles)

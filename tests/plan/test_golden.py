@@ -1,4 +1,4 @@
-"""The compiled plans against the reference's own numbers: every prompt, and the forced decode steps behind two of them."""
+"""The compiled plans against the reference's own numbers: every prompt, and forced decode steps behind some."""
 
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ PROMPTS = {
     "sched40": ("p1", "p2", "p17", "p33", "p100"),
 }
 CASES = [(model, prompt) for model, prompts in PROMPTS.items() for prompt in prompts]
-# sched40 p100 is not among them: after its prefill, in which rows flip, 19 of 24 argmaxes agree and the bound asks for 22.
+# sched40 p100 is not among them: rows of its prefill flip, and then 19 of 24 argmaxes agree; the bound asks for 22.
 STEPPED = (("mini6", "p17"), ("mini6", "p100"), ("sched40", "p17"))
 
 

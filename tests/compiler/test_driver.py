@@ -1,0 +1,145 @@
+"""Whole compilations that must fail: bad input is refused before the work begins, and a kill leaves no plan."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_checkpoint import write_tiny_checkpoint
+
+import dsv41c
+from dsv41c.compiler.codegen.mlir.iree import KernelCache
+from dsv41c.compiler.driver import CompileOptions, compile_checkpoint
+from dsv41c.errors import CheckpointError, CompileError, ConfigError, Dsv41Error
+from dsv41c.runtime.sampling import SamplingParams
+
+PAGE_TOKENS = 16
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_tiny_checkpoint(tmp_path / "tiny")
+
+
+def compile_quickly(checkpoint: Path, output: Path, **options: object) -> Path:
+    """With the kernels of earlier compilations, where they are the same."""
+    chosen = CompileOptions(page_tokens=PAGE_TOKENS, cache=KernelCache.default(), **options)  # type: ignore[arg-type]
+    return compile_checkpoint(checkpoint, output, chosen)
+
+
+def cut_weights(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64])
+
+
+def lose_a_shard(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.rename(checkpoint / "model-00001-of-00002.safetensors")
+    weight_map = {"embed.weight": "model-00001-of-00002.safetensors", "head.weight": "model-00002-of-00002.safetensors"}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def swap_a_dtype(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    body = path.read_bytes()
+    size = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + size])
+    header["embed.weight"]["dtype"] = "F16"
+    text = json.dumps(header, separators=(",", ":")).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body[8 + size :])
+
+
+def change_config(**text: object) -> Callable[[Path], None]:
+    def change(checkpoint: Path) -> None:
+        path = checkpoint / "config.json"
+        document = json.loads(path.read_text())
+        document["text_config"] |= text
+        path.write_text(json.dumps(document))
+
+    return change
+
+
+def lose_the_tokenizer(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+
+
+def break_the_tokenizer(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (cut_weights, CheckpointError, r"model\.safetensors"),
+        (lose_a_shard, CheckpointError, r"model-00002-of-00002\.safetensors"),
+        (swap_a_dtype, CheckpointError, r"embed\.weight.*BF16.*F16"),
+        (change_config(index_top_k=4), ConfigError, "'index_top_k'"),
+        (change_config(kv_source_layer_ids=[0]), ConfigError, "kv_source_layer_ids"),
+        (lose_the_tokenizer, CompileError, "there is no tokenizer.json in .*; Engram .*--tokenizer"),
+        (break_the_tokenizer, Dsv41Error, r"tokenizer\.json"),
+    ],
+)
+def test_bad_checkpoints(
+    checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], error: type[Exception], message: str
+) -> None:
+    damage(checkpoint)
+    with pytest.raises(error, match=message) as caught:
+        compile_quickly(checkpoint, tmp_path / "plan")
+    assert "\n" not in str(caught.value).strip() or error is CheckpointError
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_a_tokenizer_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"nowhere\.json"):
+        compile_quickly(checkpoint, tmp_path / "plan", tokenizer=tmp_path / "nowhere.json")
+
+
+def test_an_unknown_target(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="target 'tpu' is unknown; supported are cpu; choose with --target"):
+        compile_quickly(checkpoint, tmp_path / "plan", target="tpu")
+
+
+def test_full_disk(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is written last; the old plan is still whole and serves."""
+    plan = compile_quickly(checkpoint, tmp_path / "plan")
+    real = Path.write_bytes
+
+    def limited(path: Path, data: bytes) -> int:
+        if path.name == "manifest.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", limited)
+    with pytest.raises(CompileError, match="the disk is full; nothing was left behind"):
+        compile_quickly(checkpoint, plan)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan", "tiny"]
+    assert dsv41c.load(plan).generate([[5]], SamplingParams(max_new_tokens=1))[0].tokens
+
+
+# Compiles with a progress that kills the process at its first report of the kind that the first argument names.
+_KILLED = """
+import os, signal, sys
+from dsv41c.compiler.codegen.mlir.iree import KernelCache
+from dsv41c.compiler.driver import CompileOptions, compile_checkpoint
+
+def progress(what, done, total):
+    if what.startswith(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+compile_checkpoint(sys.argv[2], sys.argv[3], CompileOptions(page_tokens=16, cache=KernelCache.default()), progress)
+"""
+
+
+@pytest.mark.parametrize("moment", ["trace the model", "pass state-in-place", "compile ", "write the plan"])
+def test_a_kill_leaves_no_plan(checkpoint: Path, tmp_path: Path, moment: str) -> None:
+    output = tmp_path / "out" / "plan"
+    command = [sys.executable, "-c", _KILLED, moment, str(checkpoint), str(output)]
+    done = subprocess.run(command, stderr=subprocess.DEVNULL, env=os.environ, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert not output.exists()
+    assert all(path.name.startswith(".dsv41c-plan-") for path in output.parent.iterdir())
