@@ -42,7 +42,7 @@ NEAR_SELECTIONS = 2 / 300  # rows of their selections that may differ; README, t
 # Row gaps under which two right implementations may select differently; README, "Suggested limit".
 LOOSE_SELECTION_ULPS = 4
 
-# Decode steps behind a prefill, largest logit difference of a row, and its median over the steps: twice the README's own
+# Decode steps behind a prefill: largest logit difference of a row, its median over the steps. Twice the README's own
 # "prefill vs `pub` decode" (mini6 p17 0.12 median 0.06, p100 0.17 and 0.04; sched40 p100 0.17), which is what is seen.
 STEP_LOGITS = 0.34
 STEP_MEDIAN = 0.12

@@ -284,7 +284,7 @@ def test_long_decode_of_sched40() -> None:
 
 
 def assert_steps(ours: Tensor, expected: Tensor, is_exact: bool) -> None:
-    """Logits fp32 [steps, vocab]: without a flip where there is none, else as close as prefill and decode themselves."""
+    """Logits fp32 [steps, vocab]: equal where nothing flips, else as close as prefill and decode themselves."""
     difference = (ours - expected).abs().amax(-1)
     assert difference.max() <= (UNFLIPPED_LOGITS if is_exact else STEP_LOGITS)
     assert difference.median() <= STEP_MEDIAN
