@@ -40,7 +40,8 @@ def inspect_command(plan: Path, checkpoint: Path | None, as_json: bool) -> None:
         out.print()
     if found["reference_kernels"]:
         names = ", ".join(found["reference_kernels"])
-        out.print(f"[yellow]reference[/] kernels run as torch functions of the runtime, not compiled code: {names}")
+        note = "kernels run as torch functions of the runtime, not compiled code"
+        out.print(f"[yellow]reference[/] {note}: {names}", soft_wrap=True)
 
 
 def _facts(found: dict[str, Any]) -> Table:
