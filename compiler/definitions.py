@@ -44,6 +44,8 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.sparse_attention": ops.sparse_attention_definition,
 }
 WHOLE = frozenset({"dsv41.linear", "dsv41.sparse_attention"})
+# Definitions so large that IREE would take most of its time for them, in every region that holds one.
+ALONE = frozenset({"dsv41.sinkhorn", "dsv41.sparse_attention"})
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dsv41c.compiler.artifact import staged_folder, write_files
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
-from dsv41c.compiler.definitions import DEFINITIONS, WHOLE, Definitions
+from dsv41c.compiler.definitions import ALONE, DEFINITIONS, WHOLE, Definitions
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import program_of
 from dsv41c.compiler.probe import checkpoint_probe
@@ -158,7 +158,7 @@ def lower_config(
     traced = module_of([import_program(PROGRAM, trace, config, options.page_tokens)])
     definitions = Definitions(ranges.symbols())
     context = PassContext(
-        options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert, WHOLE
+        options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert, WHOLE, ALONE
     )
     passes = default_pipeline()
 

@@ -42,7 +42,7 @@ class ExpandDefinitions(Pass):
         """Expand all ops that have a definition; counts them by op."""
         matches: dict[str, int] = {}
         for func in functions(module).values():
-            kept = ctx.fusible - ctx.fusible_in(func)
+            kept = ctx.whole_in(func)
             for op in list(func.body.block.ops):
                 if not isinstance(op, CustomOp) or op.name in kept or (definition := ctx.define(op)) is None:
                     continue

@@ -32,8 +32,9 @@ class OutlineRegions(Pass):
     Why: a compiled kernel is one function; the fewer and larger they are, the more is fused and the less is launched.
     Equal regions become one function, so that forty layers need the kernels of a handful of layer kinds.
 
-    Needs: `ctx.fusible_in`, the custom ops that stand in regions; they count as aten ops here and are expanded later,
-    in each distinct region once.
+    Needs: `ctx.fusible`, the custom ops that may stand in regions; they count as aten ops here and are expanded later,
+    in each distinct region once. Those that `ctx` names `whole` or `alone` count as kernels; the latter become functions
+    too, each op for itself: a large definition is then compiled once and not in every region that needs it.
 
     How: each op gets a stage. Regions have even stages and kernels odd ones; an op stands one stage later than the last
     op of the other kind that it needs, and all aten ops of a stage are one region:
@@ -57,7 +58,8 @@ class OutlineRegions(Pass):
         outlined = _Functions(module)
         calls = 0
         for func in list(functions(module).values()):
-            calls += _Outliner(func, outlined, ctx.fusible_in(func)).run()
+            kernels = ctx.whole_in(func)
+            calls += _Outliner(func, outlined, ctx.fusible - kernels - ctx.alone, ctx.alone - kernels).run()
         return PassResult(calls > 0, {"region": calls, "function": len(outlined.by_text)})
 
 
@@ -117,10 +119,13 @@ class _Outliner:
         func: the program.
         outlined: takes the functions.
         fusible: names of the custom ops that may stand in regions.
+        alone: names of those that become a function by themselves.
     """
 
-    def __init__(self, func: FuncOp, outlined: _Functions, fusible: frozenset[str]) -> None:
-        self.func, self.outlined, self.fusible = func, outlined, fusible
+    def __init__(
+        self, func: FuncOp, outlined: _Functions, fusible: frozenset[str], alone: frozenset[str] = frozenset()
+    ) -> None:
+        self.func, self.outlined, self.fusible, self.alone = func, outlined, fusible, alone
         self.new: dict[SSAValue, SSAValue] = {}  # results that left the program -> results of calls
 
     def run(self) -> int:
@@ -134,20 +139,25 @@ class _Outliner:
             if op in stages:
                 members.setdefault(stages[op], []).append(op)
         regions = {stage: _inputs(own) for stage, own in members.items() if self._is_fusible(own[0])}
-        kernels = [op for stage in members if stage not in regions for op in members[stage]]
-        needed = {value for inputs in regions.values() for value in inputs}
+        others = [op for stage in members if stage not in regions for op in members[stage]]
+        kernels = [op for op in others if op.name not in self.alone]
+        own_inputs = {op: _inputs([op]) for op in others if op.name in self.alone}
+        needed = {value for inputs in [*regions.values(), *own_inputs.values()] for value in inputs}
         needed |= {operand for op in [*kernels, last] for operand in op.operands}
         for stage in sorted(members):
             if stage in regions:
                 block.insert_op_before(self._call(members[stage], regions[stage], needed), last)
                 continue
             for op in members[stage]:
+                if op in own_inputs:
+                    block.insert_op_before(self._call([op], own_inputs[op], needed), last)
+                    continue
                 op.detach()
                 block.insert_op_before(op, last)
         for op in [*kernels, last]:
             op.operands = [self.new.get(operand, operand) for operand in op.operands]
         _erase_unused([op for op in ops if op not in kernels])
-        return len(regions)
+        return len(regions) + len(own_inputs)
 
     def _is_fusible(self, op: Operation) -> bool:
         return isinstance(op, AtenOp) or op.name in self.fusible

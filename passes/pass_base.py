@@ -31,6 +31,7 @@ class PassContext:
         define_expert: gives the functions that compute one expert of an op of routed experts, by the attribute that
             names each.
         whole: those of `fusible` that are better off as kernels of their own, unless there is a single row.
+        alone: those of `fusible` that get a function of their own, which layers of all kinds then share.
     """
 
     target: str = "cpu"
@@ -39,10 +40,11 @@ class PassContext:
     define: Callable[[CustomOp], FuncOp | None] = lambda op: None
     define_expert: Callable[[Experts], Mapping[str, FuncOp]] | None = None
     whole: frozenset[str] = frozenset()
+    alone: frozenset[str] = frozenset()
 
-    def fusible_in(self, func: FuncOp) -> frozenset[str]:
-        """The custom ops that stand in regions of a program."""
-        return self.fusible if has_one_row(func) else self.fusible - self.whole
+    def whole_in(self, func: FuncOp) -> frozenset[str]:
+        """The custom ops of a program that run as kernels of their own although they have a definition."""
+        return frozenset() if has_one_row(func) else self.whole
 
 
 @dataclass(frozen=True)
