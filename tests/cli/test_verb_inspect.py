@@ -39,8 +39,9 @@ def test_tables(mini6_plan: Path, dsv41c) -> None:
     (store,) = (line for line in lines if line.startswith("│ store "))
     assert "│ reference │" in store
     assert any("by experts" in line for line in lines)
-    assert lines[-1].startswith("reference kernels run as torch functions of the runtime")
-    assert "store" in lines[-1]
+    said = " ".join(lines[-3:])  # a narrow terminal wraps it
+    assert "reference kernels run as torch functions of the runtime" in said
+    assert "store" in said
 
 
 def test_a_flipped_byte_is_named(mini6_plan: Path, dsv41c, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import PAGE_TOKENS, hand_made_manifest
+from hand_made import PAGE_TOKENS, hand_made_manifest
 
 from dsv41c.errors import RequestError
 from dsv41c.runtime.caches import CachePool

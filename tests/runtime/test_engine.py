@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CHECKPOINT, GOLDEN, PAGE_TOKENS
+from hand_made import CHECKPOINT, GOLDEN, PAGE_TOKENS
 from safetensors import safe_open
 from torch import Tensor
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ENGRAM, EXPERT_WEIGHTS, hand_made_manifest
+from hand_made import ENGRAM, EXPERT_WEIGHTS, hand_made_manifest
 from torch import Tensor
 
 from dsv41c.errors import PlanError

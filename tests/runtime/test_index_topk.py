@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import GOLDEN
+from hand_made import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open

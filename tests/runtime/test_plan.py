@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import CHECKPOINT, hand_made_manifest
+from hand_made import CHECKPOINT, hand_made_manifest
 
 from dsv41c.errors import PlanError
 from dsv41c.runtime.inspect import describe

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN
+from hand_made import GOLDEN
 
 from dsv41c.errors import PlanError
 from dsv41c.runtime.tokenizer import Tokenizer
