@@ -33,8 +33,8 @@ class OutlineRegions(Pass):
     Equal regions become one function, so that forty layers need the kernels of a handful of layer kinds.
 
     Needs: `ctx.fusible`, the custom ops that may stand in regions; they count as aten ops here and are expanded later,
-    in each distinct region once. Those that `ctx` names `whole` or `alone` count as kernels; the latter become functions
-    too, each op for itself: a large definition is then compiled once and not in every region that needs it.
+    in each distinct region once. Those that `ctx` names `whole` or `alone` count as kernels; the latter become
+    functions too, each op for itself: a large definition is then compiled once and not in every region that needs it.
 
     How: each op gets a stage. Regions have even stages and kernels odd ones; an op stands one stage later than the last
     op of the other kind that it needs, and all aten ops of a stage are one region:
