@@ -170,15 +170,33 @@ class CpuExecutor:
             return views[expert]
 
         if "body" in functions:
-            run = functions["body"]
-            return ExpertKernels(
-                body=lambda expert, x, scale: to_tensor(run([to_view(x), to_view(scale), *own(expert)])[0])
-            )
+            return ExpertKernels(one_row=self._one_row(functions["body"], own))
         unpack, activate = functions["unpack"], functions["activate"]
         return ExpertKernels(
             unpack=lambda expert: tuple(map(to_tensor, unpack(own(expert)))),
             activate=lambda *tensors: tuple(map(to_tensor, activate([to_view(tensor) for tensor in tensors]))),
         )
+
+    def _one_row(
+        self, body: Callable[[Sequence[HalBufferView]], list[HalBufferView]], own: Callable[[int], list[HalBufferView]]
+    ) -> Callable[[Tensor, Tensor, Sequence[tuple[int, int]]], Tensor]:
+        """The chosen experts of one row: the row is shared once, and each weight has its aligned place."""
+        to_view, to_tensor = self.to_view, self.to_tensor
+        places: list[Tensor] = []
+        views: list[HalBufferView] = []
+
+        def run(x: Tensor, weights: Tensor, chosen: Sequence[tuple[int, int]]) -> Tensor:
+            if not places:
+                places.append(aligned_empty((weights.shape[1], ALIGNMENT // weights.element_size()), weights.dtype))
+                views.extend(to_view(place[:1]) for place in places[0])
+            places[0][:, 0] = weights[0]
+            row = to_view(x)
+            total = torch.zeros(x.shape, dtype=torch.float32)
+            for expert, choice in chosen:
+                total += to_tensor(body([row, views[choice], *own(expert)])[0])
+            return total
+
+        return run
 
     def _function(self, name: str) -> Callable[[Sequence[HalBufferView]], list[HalBufferView]]:
         kernel = self._kernels[name]

@@ -21,15 +21,15 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class ExpertKernels:
-    """The compiled kernels of one expert; a plan has `body`, or the other two.
+    """The compiled kernels of one expert; a program of one row has `one_row`, another one the other two.
 
     Attributes:
-        body: (expert, x bf16 [1, d], weights fp32 [1]) -> bf16 [1, d].
+        one_row: (x bf16 [1, d], weights fp32 [1, k], (expert, choice) of each addition in order) -> fp32 [1, d].
         unpack: expert -> its w1, w3 [I, d] and w2 [d, I] in bf16.
         activate: gate and up bf16 [M, I], weights fp32 [M] -> bf16 [M, I]; see `models.ops.expert_activation`.
     """
 
-    body: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    one_row: Callable[[Tensor, Tensor, Sequence[tuple[int, int]]], Tensor] | None = None
     unpack: Callable[[int], tuple[Tensor, ...]] | None = None
     activate: Function | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ def bind(context: LaunchContext) -> Run:
     Arguments of the call: x bf16 [T, d], ids int64 [T, k] (-1 none), weights fp32 [T, k], then the six weights, one
     tensor for each expert. Result: fp32 [T, d], added in expert order (SPEC 6.2).
     """
-    body = context.expert.body or _body(context)
+    body, one_row = _body(context), context.expert.one_row
 
     def run(args: list[Any]) -> Results:
         x, ids, weights = args[0], args[1], args[2]
-        if x.shape[0] == 1:
-            return (_one_row(body, x, ids, weights),)
-        return (_many_rows(body, x, ids, weights),)
+        if x.shape[0] > 1:
+            return (_many_rows(body, x, ids, weights),)
+        chosen = sorted((expert, choice) for choice, expert in enumerate(ids[0].tolist()) if expert >= 0)
+        return (one_row(x, weights, chosen) if one_row else _one_row(body, x, weights, chosen),)
 
     return run
 
@@ -47,9 +48,8 @@ def _body(context: LaunchContext) -> ExpertBody:
     return body
 
 
-def _one_row(body: ExpertBody, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def _one_row(body: ExpertBody, x: Tensor, weights: Tensor, chosen: Sequence[tuple[int, int]]) -> Tensor:
     """Decode: no gather and no scatter, only the chosen experts' bodies."""
-    chosen = sorted((expert, choice) for choice, expert in enumerate(ids[0].tolist()) if expert >= 0)
     total = torch.zeros(x.shape, dtype=torch.float32)
     for expert, choice in chosen:
         total += body(expert, x, weights[0, choice : choice + 1])
