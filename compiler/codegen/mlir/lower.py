@@ -9,7 +9,7 @@ from torch_mlir.passmanager import PassManager
 from xdsl.dialects.func import FuncOp
 
 from dsv41c.compiler.codegen.mlir.elementary import torch_arithmetic
-from dsv41c.compiler.codegen.mlir.rounding import explicit_bf16_rounding
+from dsv41c.compiler.codegen.mlir.rounding import explicit_rounding
 from dsv41c.compiler.codegen.mlir.torch_text import torch_text
 from dsv41c.errors import CompileError
 
@@ -78,7 +78,7 @@ def _lower(name: str, text: str, context: mlir.Context) -> str:
                 f"region '{name}': torch-mlir cannot lower it to linalg because of {culprit}: {_diagnostics(error)}"
             ) from error
         _refuse_written_arguments(name, module)
-        return explicit_bf16_rounding(torch_arithmetic("".join(_functions(module.operation.get_asm()))))
+        return explicit_rounding(torch_arithmetic("".join(_functions(module.operation.get_asm()))))
 
 
 def _prefixes(text: str) -> Iterable[tuple[str, str]]:
