@@ -25,6 +25,7 @@ from xdsl.ir import Attribute
 from dsv41c.compiler.importer import import_definition
 from dsv41c.compiler.trace import trace_definition
 from dsv41c.ir.builder import has_one_row, set_symbols
+from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models import ops, packed_products, quant
@@ -43,6 +44,11 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.load": ops.load_definition,
     "dsv41.sparse_attention": ops.sparse_attention_definition,
 }
+# Sums over the last dimension: a compiler may add in any order, and the golden data shows the order that torch adds in.
+ROW_SUMS: Mapping[str, Callable[..., Any]] = {
+    "torch.aten.mean.dim": ops.mean_in_chains,
+    "torch.aten.sum.dim_IntList": ops.sum_in_chains,
+}
 WHOLE = frozenset({"dsv41.linear", "dsv41.sparse_attention"})
 # Definitions so large that IREE would take most of its time for them, in every region that holds one.
 ALONE = frozenset({"dsv41.sinkhorn", "dsv41.sparse_attention"})
@@ -59,13 +65,29 @@ class Definitions:
     symbols: Mapping[str, tuple[int, int]]
     _known: dict[tuple[Any, ...], FuncOp] = field(default_factory=dict, repr=False)
 
-    def define(self, op: CustomOp) -> FuncOp | None:
+    def define(self, op: CustomOp | AtenOp) -> FuncOp | None:
         """The definition of an op as a function of its tensor operands, caches as their storage; None without one."""
+        if isinstance(op, AtenOp):
+            return self._define_row_sum(op)
         function = DEFINITIONS.get(op.name)
         if function is None:
             return None
         arguments = [None if slot is None else _argument(slot.type) for slot in op.slots()]
         return self._traced(op.name, function, [*arguments, *op.arguments()])
+
+    def _define_row_sum(self, op: AtenOp) -> FuncOp | None:
+        if op.name not in ROW_SUMS:
+            return None
+        source, result = op.operands[0].type, op.results[0].type
+        assert isinstance(source, TensorType)
+        assert isinstance(result, TensorType)
+        *rows, columns = source.dims
+        if list(result.dims) not in ([*rows], [*rows, 1]) or source.element != "f32":
+            return None
+        if not isinstance(columns, int) or columns % (ops.LANES * ops.CHAINS):
+            return None
+        keepdim = len(result.dims) == len(source.dims)
+        return self._traced(op.name, ROW_SUMS[op.name], [_argument(source), keepdim])
 
     def define_expert(self, op: Experts) -> dict[str, FuncOp]:
         """The functions of one routed expert, by the attribute of `experts` that names each.

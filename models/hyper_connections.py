@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dsv41c.models import ops
-from dsv41c.models.layers import mean_square, weight
+from dsv41c.models.layers import weight
 
 
 class HyperConnection(nn.Module):
@@ -44,7 +44,8 @@ class HyperConnection(nn.Module):
         # flipped bf16 roundings. This way all targets give one result, and it is the golden data's.
         projected = functional.linear(v.to(torch.float64), self.fn.to(torch.float64)).to(torch.float32)
         # The statistic scales the projection, not the row: one number a token (SPEC 3.2).
-        projected = projected * torch.rsqrt(mean_square(v.to(torch.float32)).unsqueeze(-1) + self.norm_eps)
+        mean_square = v.to(torch.float32).square().mean(-1, keepdim=True)
+        projected = projected * torch.rsqrt(mean_square + self.norm_eps)
         return self.mixes(projected)
 
     def mixes(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,22 +23,6 @@ def act_quant(x: Tensor) -> Tensor:
     return ops.fake_quantize(x, "fp8_e8m0")
 
 
-def mean_square(x: Tensor) -> Tensor:
-    """The mean of squares of the last dimension, with the additions in torch's order on every target.
-
-    torch adds in four chains of eight lanes, then chains, then lanes. One last bit of this statistic enters every mix
-    of a site, so another order shows as flipped bf16 roundings.
-
-    Args:
-        x: fp32 [..., d], d a multiple of 32.
-    Returns:
-        fp32 [...].
-    """
-    chains = x.square().unflatten(-1, (x.shape[-1] // 32, 4, 8)).sum(-3)
-    lanes = ops.sum_in_order(chains, chains.dim() - 2).squeeze(-2)
-    return ops.sum_in_order(lanes, lanes.dim() - 1).squeeze(-1) / x.shape[-1]
-
-
 class RMSNorm(nn.Module):
     """Root mean square norm with one rounding, at the end (SPEC 2.1)."""
 

@@ -142,6 +142,34 @@ def sum_in_order(x: Tensor, dim: int) -> Tensor:
     return total.unsqueeze(dim)
 
 
+LANES, CHAINS, GROUP = 8, 4, 16  # how torch adds up a row: eight lanes in four chains, sixteen steps a group
+
+
+def sum_in_chains(x: Tensor, keepdim: bool) -> Tensor:
+    """The sum over the last dimension, with the additions in the order of torch's `sum` and `mean`.
+
+    Such a sum enters every channel of a row; added in another order it shows as flipped bf16 roundings.
+
+    Args:
+        x: fp32 [..., d], d a multiple of 32; from 8192 on the order is torch's only within 8192 columns.
+    Returns:
+        fp32 [...], or [..., 1].
+    """
+    steps = x.shape[-1] // (LANES * CHAINS)
+    if steps > GROUP and steps % GROUP == 0:
+        chains = x.unflatten(-1, (steps // GROUP, GROUP, CHAINS, LANES)).sum(-3).sum(-3)
+    else:
+        chains = x.unflatten(-1, (steps, CHAINS, LANES)).sum(-3)
+    lanes = sum_in_order(chains, chains.dim() - 2).squeeze(-2)
+    total = sum_in_order(lanes, lanes.dim() - 1)
+    return total if keepdim else total.squeeze(-1)
+
+
+def mean_in_chains(x: Tensor, keepdim: bool) -> Tensor:
+    """`sum_in_chains` over the number of columns: torch's `mean`."""
+    return sum_in_chains(x, keepdim) / x.shape[-1]
+
+
 @custom_op("dsv41::sinkhorn", mutates_args=())
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """`sinkhorn_definition` as one op, by torch's own softmax and sums."""

@@ -1,4 +1,4 @@
-"""Replaces custom ops by their definitions in aten ops."""
+"""Replaces ops by their definitions in aten ops."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,15 +10,16 @@ from xdsl.rewriter import Rewriter
 
 from dsv41c.ir.builder import ORIGIN, functions
 from dsv41c.ir.names import copy_names, set_name
+from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp
 from dsv41c.ir.ops.state import Storage
-from dsv41c.ir.types import CacheType
+from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
 
 @dataclass(frozen=True)
 class ExpandDefinitions(Pass):
-    """Replaces custom ops by their definitions in aten ops.
+    """Replaces ops by their definitions in aten ops: custom ops, and sums whose order is part of the model.
 
     What:
         %w = dsv41.dequantize_weight %weight, %scale : ...
@@ -44,22 +45,26 @@ class ExpandDefinitions(Pass):
         for func in functions(module).values():
             kept = ctx.whole_in(func)
             for op in list(func.body.block.ops):
-                if not isinstance(op, CustomOp) or op.name in kept or (definition := ctx.define(op)) is None:
+                if op.name in kept or (definition := self._definition(op, ctx)) is None:
                     continue
                 _inline(op, definition)
                 matches[op.name] = matches.get(op.name, 0) + 1
             _take_storages(func)
         return PassResult(bool(matches), matches)
 
+    def _definition(self, op: Operation, ctx: PassContext) -> FuncOp | None:
+        return ctx.define(op) if isinstance(op, CustomOp | AtenOp) else None
 
-def _inline(op: CustomOp, definition: FuncOp) -> None:
+
+def _inline(op: Operation, definition: FuncOp) -> None:
     """Puts a copy of the definition's ops in the place of `op`."""
     block = op.parent_block()
     assert block is not None
     body = definition.clone()
     copy_names(definition, body)
-    operands = [_tensor(slot, op) for slot in op.slots() if slot is not None]
-    for argument, value in zip(body.args, operands, strict=True):
+    # A definition takes the tensors; the scalar operands of an aten op are part of it.
+    tensors = [slot for slot in op.operands if isinstance(slot.type, TensorType | CacheType)]
+    for argument, value in zip(body.args, [_tensor(slot, op) for slot in tensors], strict=True):
         argument.replace_all_uses_with(value)
     results: list[SSAValue] = []
     for inner in list(body.body.block.ops):

@@ -12,6 +12,7 @@ from xdsl.dialects.func import FuncOp
 
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import has_one_row
+from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.models.config import ModelConfig
 
@@ -27,7 +28,7 @@ class PassContext:
         target: the target's name.
         config: the model's config, where the program came from one.
         fusible: names of the custom ops that `define` has a definition for.
-        define: gives a custom op's definition for its operand types, or None for an op that has none.
+        define: gives an op's definition for its operand types, or None for an op that has none.
         define_expert: gives the functions that compute one expert of an op of routed experts, by the attribute that
             names each.
         whole: those of `fusible` that are better off as kernels of their own, unless there is a single row.
@@ -37,7 +38,7 @@ class PassContext:
     target: str = "cpu"
     config: ModelConfig | None = None
     fusible: frozenset[str] = frozenset()
-    define: Callable[[CustomOp], FuncOp | None] = lambda op: None
+    define: Callable[[CustomOp | AtenOp], FuncOp | None] = lambda op: None
     define_expert: Callable[[Experts], Mapping[str, FuncOp]] | None = None
     whole: frozenset[str] = frozenset()
     alone: frozenset[str] = frozenset()
