@@ -47,9 +47,12 @@ def bind(context: LaunchContext) -> Run:
     def run(args: list[Any]) -> Results:
         query, weights, _, pages, sequence, positions, candidates = args
         rows = positions.shape[0]
+        visible = (positions + 1) // rule.ratio
+        if rows == 1 and int(visible) > 0:  # decode: nothing to gather
+            keys = _SequenceKeys(cache, pages[int(sequence)], rule.page, query.shape[-1])
+            return _select(query, weights, keys, visible, candidates, rule)
         topk = positions.new_full((rows, rule.k), -1)
         blocks = positions.new_full((rows, rule.n_blocks), -1)
-        visible = (positions + 1) // rule.ratio
         for b, own in _rows_by_sequence(sequence, visible):
             keys = _SequenceKeys(cache, pages[b], rule.page, query.shape[-1])
             pool = None if candidates is None else candidates[own]
