@@ -117,16 +117,15 @@ def _(x: Tensor, weight: Tensor, scale: Tensor, groups: int) -> Tensor:
 def sinkhorn_definition(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """Row softmax, then alternating column and row normalization that ends on columns (SPEC 3.2).
 
-    Spelled with one rounding a step and sums in order, as torch computes its softmax and its sums of four: the mixes
-    enter every channel of the streams, so their last bits decide bf16 roundings.
+    Sums are spelled in order, as torch computes sums of four: the mixes enter every channel of the streams, so their
+    last bits decide bf16 roundings.
 
     Args:
         logits: fp32 [T, n, n], source stream by destination stream.
     Returns:
         fp32 [T, n, n]; every column sums to one up to eps.
     """
-    exponentials = torch.exp(logits - logits.amax(-1, keepdim=True))
-    mix = exponentials * (1.0 / sum_in_order(exponentials, 2)) + eps
+    mix = torch.softmax(logits, -1) + eps
     mix = mix / (sum_in_order(mix, 1) + eps)
     for _ in range(iterations - 1):
         mix = mix / (sum_in_order(mix, 2) + eps)

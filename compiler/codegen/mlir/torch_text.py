@@ -1,8 +1,9 @@
 """A region to torch-mlir's text: the same ops with other type names, one op a line.
 
-`!dsv41.tensor<[T, 128], bf16>` becomes `!torch.vtensor<[?,128],bf16>`; every op keeps its name and operand order. The
-one op that is translated is `torch.aten.view.dtype`, for which torch-mlir has no lowering to linalg: it becomes a
-`linalg.generic` around `arith.bitcast`.
+`!dsv41.tensor<[T, 128], bf16>` becomes `!torch.vtensor<[?,128],bf16>`; every op keeps its name and operand order. Two
+ops are translated: `torch.aten.view.dtype`, for which torch-mlir has no lowering to linalg, becomes a `linalg.generic`
+around `arith.bitcast`; a softmax over a short row, whose last bits are part of the model, becomes the steps that torch
+takes.
 
 Values are numbered, so the texts of two regions are equal exactly if the regions compute the same: this is what makes
 forty layers share one kernel.
@@ -17,13 +18,15 @@ from dsv41c.errors import CompileError
 from dsv41c.ir.builder import fixed_sizes
 from dsv41c.ir.dims import evaluate, symbols_of
 from dsv41c.ir.ops.aten import AtenOp
-from dsv41c.ir.ops.torch_ops import ListConstruct, is_constant
+from dsv41c.ir.ops.torch_ops import ListConstruct, constant_value, is_constant
 from dsv41c.ir.text import line_of
 from dsv41c.ir.types import SCALARS, TensorType, type_text
 
 __all__ = ["torch_text"]
 
 _BITCAST = "torch.aten.view.dtype"
+_SOFTMAX = "torch.aten.softmax.int"
+_SHORT_ROW = 16
 # Builtin tensors have no signed integers; torch_c converts ui8 to i8 and so on.
 _SIGNLESS = {"ui8": "i8", "si8": "i8", "si16": "i16", "si32": "i32", "si64": "i64"}
 _BITS = {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "f8E4M3FN": 8, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
@@ -80,6 +83,8 @@ class _Writer:
             return [f"{self._names[op.result]} = {op.name} {items}: ({operand_types}) -> {result_types}"]
         if op.name == _BITCAST:
             return self._bitcast_lines(op)
+        if op.name == _SOFTMAX and _is_over_a_short_row(op):
+            return self._softmax_lines(op)
         if isinstance(op, AtenOp):
             count = f":{len(op.results)}" if len(op.results) > 1 else ""
             results = self._names[op.results[0]].partition("#")[0] + count
@@ -127,6 +132,43 @@ class _Writer:
             f"{value} = torch_c.from_builtin_tensor {value}_out : {to_type} -> {self._tensor(target)}",
         ]
 
+    def _softmax_lines(self, op: Operation) -> list[str]:
+        """As torch computes it: exponentials summed first to last, times the reciprocal of their sum."""
+        source = op.operands[0].type
+        assert isinstance(source, TensorType)
+        x, result = self._names[op.operands[0]], self._names[op.results[0]]
+        row, one = self._tensor(source), self._tensor(TensorType.of([*source.dims[:-1], 1], source.element))
+        columns = range(int(source.dims[-1]))
+        v = f"{result}_"
+        lines = [
+            f"{v}last = torch.constant.int -1",
+            f"{v}step = torch.constant.int 1",
+            f"{v}keep = torch.constant.bool true",
+            f"{v}dims = torch.prim.ListConstruct {v}last : (!torch.int) -> !torch.list<int>",
+            f"{v}max = torch.aten.amax {x}, {v}dims, {v}keep : {row}, !torch.list<int>, !torch.bool -> {one}",
+            f"{v}shift = torch.aten.sub.Tensor {x}, {v}max, {v}step : {row}, {one}, !torch.int -> {row}",
+            f"{v}exp = torch.aten.exp {v}shift : {row} -> {row}",
+        ]
+        ints = ", ".join(["!torch.int"] * 4)
+        for i in columns:
+            lines += [
+                f"{v}from{i} = torch.constant.int {i}",
+                f"{v}to{i} = torch.constant.int {i + 1}",
+                f"{v}e{i} = torch.aten.slice.Tensor {v}exp, {v}last, {v}from{i}, {v}to{i}, {v}step "
+                f": {row}, {ints} -> {one}",
+            ]
+        total = f"{v}e0"
+        for i in columns[1:]:
+            lines.append(
+                f"{v}sum{i} = torch.aten.add.Tensor {total}, {v}e{i}, {v}step : {one}, {one}, !torch.int -> {one}"
+            )
+            total = f"{v}sum{i}"
+        return [
+            *lines,
+            f"{v}inverse = torch.aten.reciprocal {total} : {one} -> {one}",
+            f"{result} = torch.aten.mul.Tensor {v}exp, {v}inverse : {row}, {one} -> {row}",
+        ]
+
     def _type(self, type_: Attribute) -> str:
         return type_text(type_) if isinstance(type_, SCALARS) else self._tensor(type_)
 
@@ -144,6 +186,16 @@ class _Writer:
 
     def _error(self, text: str) -> CompileError:
         return CompileError(f"region '{self._func.sym_name.data}': {text}")
+
+
+def _is_over_a_short_row(op: Operation) -> bool:
+    """Whether a softmax goes over a last dimension of few columns, in fp32."""
+    x = op.operands[0].type
+    assert isinstance(x, TensorType)
+    dim, dtype = (constant_value(operand.owner) for operand in op.operands[1:] if isinstance(operand.owner, Operation))
+    columns = x.dims[-1]
+    is_last = dim in (-1, len(x.dims) - 1) and dtype is None and x.element == "f32"
+    return is_last and isinstance(columns, int) and columns <= _SHORT_ROW
 
 
 def _constant_text(op: Operation) -> str:
