@@ -325,9 +325,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "cpu_step.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = Console(width=120)
     result: dict[str, Any] = {"conditions": asdict(conditions(options)), "models": {}}
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")  # it compiles all it runs here
         for name in options.models:
             result["models"][name] = bench_model(name, Path(folder), options, console)
     options.out.parent.mkdir(parents=True, exist_ok=True)
