@@ -19,16 +19,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
 from dsv41c.compiler.importer import import_definition
 from dsv41c.compiler.trace import trace_definition
-from dsv41c.ir.builder import has_one_row, set_symbols
+from dsv41c.ir.builder import functions, get_symbols, has_one_row, set_symbols
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models import ops, packed_products, quant
+from dsv41c.passes.pass_base import PassContext
 
 DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.quantize": quant.quantize,
@@ -137,3 +139,10 @@ def _argument(type_: Attribute) -> tuple[tuple[int | str, ...], Any]:
     storage = type_.storage if isinstance(type_, CacheType) else type_
     assert isinstance(storage, TensorType)
     return storage.dims, storage.dtype
+
+
+def context_of(module: ModuleOp) -> PassContext:
+    """The CPU target's pass context for a module that was read from text: no config, the symbols it declares."""
+    symbols = {name: bounds for func in functions(module).values() for name, bounds in get_symbols(func).items()}
+    definitions = Definitions(symbols)
+    return PassContext("cpu", None, frozenset(DEFINITIONS), definitions.define, definitions.define_expert)

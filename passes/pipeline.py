@@ -97,6 +97,11 @@ def default_pipeline() -> list[Pass]:
     return [pass_ for phase in PHASES for pass_ in phase.passes]
 
 
+def phases_of(name: str) -> list[str]:
+    """Give the phases that run a pass, e.g. "2 formats"; none for one that runs on request."""
+    return [f"{phase.number} {phase.title}" for phase in PHASES if name in {pass_.name for pass_ in phase.passes}]
+
+
 def parse_pipeline(text: str) -> list[Pass]:
     """Read a pipeline such as `dead-code,some-pass{limit=4,force=true}`.
 

@@ -10,19 +10,18 @@ import click
 from xdsl.dialects.builtin import ModuleOp
 
 from dsv41c.compiler.cli.output import console, table
-from dsv41c.compiler.definitions import DEFINITIONS, Definitions
+from dsv41c.compiler.definitions import context_of
 from dsv41c.errors import CompileError
-from dsv41c.ir.builder import functions, get_symbols
 from dsv41c.ir.text import parse_module, print_module
 from dsv41c.passes.manager import PassManager, PassReport
-from dsv41c.passes.pass_base import Pass, PassContext
-from dsv41c.passes.pipeline import PHASES, REGISTRY, parse_pipeline
+from dsv41c.passes.pass_base import Pass
+from dsv41c.passes.pipeline import REGISTRY, parse_pipeline, phases_of
 
 
 def _list_passes(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    rows = [(name, _options(kind), _phases(name), _what(kind)) for name, kind in sorted(REGISTRY.items())]
+    rows = [(name, _options(kind), ", ".join(phases_of(name)), _what(kind)) for name, kind in sorted(REGISTRY.items())]
     console().print(table("passes", ("pass", "options", "phase of the pipeline", "what"), rows))
     ctx.exit()
 
@@ -58,7 +57,7 @@ def opt_command(
 
     pipeline = parse_pipeline(passes)
     module = parse_module(file.read(), file.name)
-    manager = PassManager(pipeline, _context(module), verifies=not no_verify, on_pass=after_pass)
+    manager = PassManager(pipeline, context_of(module), verifies=not no_verify, on_pass=after_pass)
     text = print_module(manager.run(module), not no_origins)
     if output is None:
         click.echo(text, nl=False)
@@ -69,21 +68,8 @@ def opt_command(
         raise CompileError(f"-o {output} cannot be written: {error.strerror}; choose another file") from error
 
 
-def _context(module: ModuleOp) -> PassContext:
-    symbols = {name: bounds for func in functions(module).values() for name, bounds in get_symbols(func).items()}
-    definitions = Definitions(symbols)
-    return PassContext(
-        fusible=frozenset(DEFINITIONS), define=definitions.define, define_expert=definitions.define_expert
-    )
-
-
 def _options(kind: type[Pass]) -> str:
     return ", ".join(f"{field.name}={field.default}" for field in fields(kind))
-
-
-def _phases(name: str) -> str:
-    found = [f"{phase.number} {phase.title}" for phase in PHASES if name in (pass_.name for pass_ in phase.passes)]
-    return ", ".join(found)
 
 
 def _what(kind: type[Pass]) -> str:

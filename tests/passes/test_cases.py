@@ -9,14 +9,11 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser
-from xdsl.dialects.builtin import ModuleOp
 
-from dsv41c.compiler.definitions import DEFINITIONS, Definitions
+from dsv41c.compiler.definitions import context_of
 from dsv41c.errors import Dsv41Error
-from dsv41c.ir.builder import functions, get_symbols
 from dsv41c.ir.text import parse_module, print_module
 from dsv41c.passes.manager import PassManager
-from dsv41c.passes.pass_base import PassContext
 from dsv41c.passes.pipeline import REGISTRY, parse_pipeline
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.mlir"))
@@ -28,7 +25,7 @@ KINDS = ("matches", "must_not", "keeps")
 def test_case(path: Path) -> None:
     text = path.read_text()
     module = parse_module(text)
-    manager = PassManager(parse_pipeline(_directive(text, "RUN")), _context(module))
+    manager = PassManager(parse_pipeline(_directive(text, "RUN")), context_of(module))
     if reason := _directive(text, "ERROR"):
         with pytest.raises(Dsv41Error, match=re.escape(reason)):
             manager.run(module)
@@ -36,13 +33,6 @@ def test_case(path: Path) -> None:
     output = print_module(manager.run(module))
     assert _filecheck(path, output), output
     assert str(sum(manager.reports[-1].matches.values())) == _directive(text, "MATCHES")
-
-
-def _context(module: ModuleOp) -> PassContext:
-    """The context of the CPU target, for the symbols that the module's functions declare."""
-    symbols = {name: bounds for func in functions(module).values() for name, bounds in get_symbols(func).items()}
-    definitions = Definitions(symbols)
-    return PassContext("cpu", None, frozenset(DEFINITIONS), definitions.define, definitions.define_expert)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
