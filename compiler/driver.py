@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from dsv41c.compiler.artifact import staged_folder, write_files
+from dsv41c.compiler.bill import state_bill
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
@@ -307,6 +308,7 @@ class _Compilation:
             tokenizer=TOKENIZER if tokenizer is not None else None,
             programs={PROGRAM: f"programs/{PROGRAM}.mlir"},
             digests=digests,
+            bill=state_bill(self.config, self.options.page_tokens),
         )
 
 

@@ -36,12 +36,11 @@ def describe(plan: Plan) -> dict[str, Any]:
         "reference_kernels": sorted(kernel.name for kernel in manifest.kernels if kernel.kind == "reference"),
         "cache_formats": {spec.name: spec.row_format for spec in manifest.state},
         "state": [describe_state(spec) for spec in manifest.state],
-        "global_cache_bytes_per_token": global_cache_bytes_per_token(manifest.state),
-        "window_bytes_per_sequence": ring_bytes(manifest.state, "window"),
         "ring_bytes_per_sequence": sum(ring_bytes(manifest.state, kind) for kind in ("window", "tail", "history")),
         "weights": {symbol: describe_weight(weight) for symbol, weight in manifest.weights.items()},
         "resident_bytes": resident_bytes(plan),
         "memory": manifest.memory,
+        **manifest.bill,
     }
 
 
@@ -81,11 +80,6 @@ def describe_weight(weight: WeightEntry) -> dict[str, Any]:
         "tensors": len(weight.parts),
         "bytes": _n_bytes(weight.dtype, weight.shape),
     }
-
-
-def global_cache_bytes_per_token(specs: Sequence[StateSpec]) -> float:
-    """Bytes that one more token adds to the paged caches, without the padding at a page's end (SPEC 11.2)."""
-    return sum(spec.row_width * spec.dtype.itemsize / spec.ratio for spec in specs if spec.pool == "pages")
 
 
 def ring_bytes(specs: Sequence[StateSpec], kind: str) -> int:

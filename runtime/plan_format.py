@@ -158,6 +158,7 @@ class Manifest:
         page_tokens: tokens that one page of the "pages" pools holds.
         state: the state table, as `models.state` defines it.
         memory: the memory bill, bytes by name.
+        bill: what a token, a sequence, a step and a layer take, by the names under which `inspect` prints it.
         kernels, weights: what launches may name.
         checkpoint: where the weights lie.
         tokenizer: a file of the plan, or null.
@@ -180,6 +181,7 @@ class Manifest:
     tokenizer: str | None
     programs: dict[str, str]
     digests: dict[str, str]
+    bill: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,7 @@ def hand_made_manifest() -> Manifest:
         page_tokens=PAGE_TOKENS,
         state=state_specs(ModelConfig.from_dict(config), PAGE_TOKENS),
         memory={"peak": 0},
+        bill={"global_cache_bytes_per_token": 79.5},
         kernels=tuple(kernels),
         weights=weights,
         checkpoint=CheckpointEntry(

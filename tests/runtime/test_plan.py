@@ -179,9 +179,9 @@ def test_inspect(finished_plan: Path) -> None:
     report = describe(Plan.load(finished_plan))
     json.dumps(report)
     assert report["programs"]["cache"]["launches_by_kernel"] == {"load": 1, "store": 1}
-    # Main rows of 64 channels: 32 + 4 bytes; index rows of 32: 16 + 1. One source has ratio 2, one ratio 1.
-    assert report["global_cache_bytes_per_token"] == (36 + 17) / 2 + 36 + 17
-    # Six layers, 16 rows of 64 + 2 bytes.
-    assert report["window_bytes_per_sequence"] == 6 * 16 * 66
+    # The bill is the compiler's; it is shown as it stands in the manifest.
+    assert report["global_cache_bytes_per_token"] == 79.5
+    # Six windows of 16 rows of 64 + 2 bytes, and the tails and the history.
+    assert report["ring_bytes_per_sequence"] > 6 * 16 * 66
     assert report["reference_kernels"] == ["experts", "load", "lookup", "rotary", "store"]
     assert report["resident_bytes"]["total"] > 0
