@@ -39,25 +39,46 @@ class HyperConnection(nn.Module):
         Returns:
             pre fp32 [T, n], post fp32 [T, n], comb fp32 [T, n, n] (source by destination).
         """
-        v = h.flatten(1)
-        # Summed in fp64: every mix enters every channel of the streams, so the order of 20480 fp32 additions shows as
-        # flipped bf16 roundings. This way all targets give one result, and it is the golden data's.
-        projected = functional.linear(v.to(torch.float64), self.fn.to(torch.float64)).to(torch.float32)
-        # The statistic scales the projection, not the row: one number a token (SPEC 3.2).
-        mean_square = v.to(torch.float32).square().mean(-1, keepdim=True)
-        projected = projected * torch.rsqrt(mean_square + self.norm_eps)
-        return self.mixes(projected)
+        return predict(h, self.fn, self.base, self.scale, self.iterations, self.sinkhorn_eps, self.norm_eps)
 
     def mixes(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The projected statistics fp32 [T, (2 + n) n] to the three mixes."""
-        n = self.streams
-        pre, post, comb = projected.split([n, n, n * n], dim=-1)
-        pre_base, post_base, comb_base = self.base.split([n, n, n * n])
-        pre_scale, post_scale, comb_scale = self.scale.split([1, 1, 1])
-        pre = torch.sigmoid(pre * pre_scale + pre_base) + self.sinkhorn_eps
-        post = 2 * torch.sigmoid(post * post_scale + post_base)
-        comb = (comb * comb_scale + comb_base).unflatten(-1, (n, n))
-        return pre, post, ops.sinkhorn(comb, self.iterations, self.sinkhorn_eps)
+        return mixes_of(projected, self.base, self.scale, self.streams, self.iterations, self.sinkhorn_eps)
+
+
+def predict(
+    h: Tensor, fn: Tensor, base: Tensor, scale: Tensor, iterations: int, eps: float, norm_eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The three mixes of a site from the streams before its sublayer (SPEC 3.2).
+
+    Args:
+        h: bf16 [T, n, d]. fn: fp32 [(2 + n) n, n * d]. base: fp32 [(2 + n) n]. scale: fp32 [3].
+        iterations, eps: of the Sinkhorn normalization; eps also keeps `pre` from zero. norm_eps: added to the square.
+    Returns:
+        pre, post fp32 [T, n], comb fp32 [T, n, n].
+    """
+    v = h.flatten(1)
+    # Summed in fp64: every mix enters every channel of the streams, so the order of 20480 fp32 additions shows as
+    # flipped bf16 roundings. This way all targets give one result, and it is the golden data's.
+    projected = functional.linear(v.to(torch.float64), fn.to(torch.float64)).to(torch.float32)
+    # The statistic scales the projection, not the row: one number a token (SPEC 3.2).
+    mean_square = v.to(torch.float32).square().mean(-1, keepdim=True)
+    projected = projected * torch.rsqrt(mean_square + norm_eps)
+    return mixes_of(projected, base, scale, h.shape[1], iterations, eps)
+
+
+def mixes_of(
+    projected: Tensor, base: Tensor, scale: Tensor, streams: int, iterations: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The projected statistics fp32 [T, (2 + n) n] to the three mixes (SPEC 3.2)."""
+    n = streams
+    pre, post, comb = projected.split([n, n, n * n], dim=-1)
+    pre_base, post_base, comb_base = base.split([n, n, n * n])
+    pre_scale, post_scale, comb_scale = scale.split([1, 1, 1])
+    pre = torch.sigmoid(pre * pre_scale + pre_base) + eps
+    post = 2 * torch.sigmoid(post * post_scale + post_base)
+    comb = (comb * comb_scale + comb_base).unflatten(-1, (n, n))
+    return pre, post, ops.sinkhorn(comb, iterations, eps)
 
 
 def first_mix(h: Tensor) -> Tensor:

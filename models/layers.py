@@ -33,9 +33,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] to bf16 [..., dim]."""
-        x = x.to(torch.float32)
-        normalized = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return (self.weight.to(torch.float32) * normalized).to(torch.bfloat16)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., dim] and bf16 [dim] to bf16 [..., dim], rounded once (SPEC 2.1)."""
+    x = x.to(torch.float32)
+    normalized = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (weight.to(torch.float32) * normalized).to(torch.bfloat16)
 
 
 class Linear(nn.Module):

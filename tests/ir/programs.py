@@ -45,6 +45,7 @@ func.func @step(%x: !dsv41.tensor<[T, 64], bf16>, %query: !dsv41.tensor<[T, 2, 6
   %none = torch.constant.none
   %int0 = torch.constant.int 0
   %int-1 = torch.constant.int -1
+  %int1 = torch.constant.int 1
   %float = torch.constant.float 1.0e-06
   %inf = torch.constant.float 0xFFF0000000000000
   %true = torch.constant.bool true
@@ -64,6 +65,12 @@ func.func @step(%x: !dsv41.tensor<[T, 64], bf16>, %query: !dsv41.tensor<[T, 2, 6
   %scores4 = torch.aten.squeeze.dim %scores, %int-1 : !dsv41.tensor<[T, 4, 1], f32>, !torch.int -> !dsv41.tensor<[T, 4], f32>
   %chosen = dsv41.select_experts %scores4 {{k = 2}} : !dsv41.tensor<[T, 4], f32> -> !dsv41.tensor<[T, 2], si64>
   %routing = torch.aten.gather %scores4, %int-1, %chosen, %false : !dsv41.tensor<[T, 4], f32>, !torch.int, !dsv41.tensor<[T, 2], si64>, !torch.bool -> !dsv41.tensor<[T, 2], f32>
+  %stack.list = torch.prim.ListConstruct %x, %x, %x, %x : (!dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 64], bf16>) -> !torch.list<vtensor>
+  %streams = torch.aten.stack %stack.list, %int1 : !torch.list<vtensor>, !torch.int -> !dsv41.tensor<[T, 4, 64], bf16>
+  %mhc.fn = dsv41.weight {{name = "hc_attn_fn", source = "checkpoint"}} : !dsv41.tensor<[24, 256], f32>
+  %mhc.base = dsv41.weight {{name = "hc_attn_base", source = "checkpoint"}} : !dsv41.tensor<[24], f32>
+  %mhc.scale = dsv41.weight {{name = "hc_attn_scale", source = "checkpoint"}} : !dsv41.tensor<[3], f32>
+  %mhc.norm = dsv41.weight {{name = "attn_norm.weight", source = "checkpoint"}} : !dsv41.tensor<[64], bf16>
   %w1 = dsv41.weight {{name = "experts.*.w1.weight", source = "checkpoint"}} : !dsv41.tensor<[4, 32, 32], ui8>
   %s1 = dsv41.weight {{name = "experts.*.w1.scale", source = "checkpoint"}} : !dsv41.tensor<[4, 32, 2], ui8>
   %w2 = dsv41.weight {{name = "experts.*.w2.weight", source = "checkpoint"}} : !dsv41.tensor<[4, 64, 16], ui8>
@@ -87,6 +94,9 @@ func.func @step(%x: !dsv41.tensor<[T, 64], bf16>, %query: !dsv41.tensor<[T, 2, 6
   %tail_1 = dsv41.launch "store"(%tail.0, %tail_rows, %slots) {{row_format = "f32", page = 8}} : ({TAIL}, !dsv41.tensor<[T, 6], f32>, {SLOTS}) -> ({TAIL})
   %read = dsv41.load %window_1, %slots {{row_format = "fp8_e8m0", page = 8, row_width = 66}} : {WINDOW}, {SLOTS} -> {ROWS}
   %buffer = dsv41.storage %window_1 : {WINDOW} -> !dsv41.tensor<[S, 528], ui8>
+  %mhc.h, %mhc.x, %mhc.pre, %mhc.post, %mhc.comb = dsv41.mhc_site %x, %streams, %scores4, %mix, %scores4, %mhc.fn, %mhc.base, %mhc.scale, %mhc.norm {{iterations = 20, eps = 1.0e-06, mix_eps = 1.0e-20, norm_eps = 1.0e-20}} : !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 4, 64], bf16>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[T, 4, 4], f32>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[24, 256], f32>, !dsv41.tensor<[24], f32>, !dsv41.tensor<[3], f32>, !dsv41.tensor<[64], bf16> -> !dsv41.tensor<[T, 4, 64], bf16>, !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[T, 4, 4], f32>
+  %entered, %enter.pre, %enter.post, %enter.comb = dsv41.mhc_enter %mhc.h, %mhc.pre, %mhc.fn, %mhc.base, %mhc.scale, %mhc.norm {{iterations = 20, eps = 1.0e-06, mix_eps = 1.0e-20, norm_eps = 1.0e-20}} : !dsv41.tensor<[T, 4, 64], bf16>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[24, 256], f32>, !dsv41.tensor<[24], f32>, !dsv41.tensor<[3], f32>, !dsv41.tensor<[64], bf16> -> !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[T, 4, 4], f32>
+  %left = dsv41.mhc_leave %entered, %mhc.h, %enter.post, %enter.comb, %enter.pre, %mhc.norm, %slots {{norm_eps = 1.0e-20}} : !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 4, 64], bf16>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[T, 4, 4], f32>, !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[64], bf16>, {SLOTS} -> !dsv41.tensor<[T, 64], bf16>
   %called = dsv41.call @square(%linear) : (!dsv41.tensor<[T, 64], bf16>) -> (!dsv41.tensor<[T, 64], bf16>)
   %launched = dsv41.launch "square"(%called) {{origin = "a.py:1, to-launches"}} : (!dsv41.tensor<[T, 64], bf16>) -> (!dsv41.tensor<[T, 64], bf16>)
   func.return %window_1, %tail_1, %launched : {WINDOW}, {TAIL}, !dsv41.tensor<[T, 64], bf16>

@@ -124,6 +124,10 @@ def everything_inputs() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         "table.weight": torch.randn(40, 32).to(torch.float8_e4m3fn),
         "table.scale": torch.full((40, 1), 127, dtype=torch.uint8),
         "inv_freq": torch.rand(8),
+        "hc_attn_fn": torch.randn(24, 256),
+        "hc_attn_base": torch.randn(24),
+        "hc_attn_scale": torch.randn(3),
+        "attn_norm.weight": torch.randn(64).to(torch.bfloat16),
     }
     return inputs, weights
 

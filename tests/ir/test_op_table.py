@@ -9,7 +9,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation
 
-import dsv41c.models.ops  # noqa: F401  registers torch.ops.dsv41
+import dsv41c.models.mhc_ops
+import dsv41c.models.ops  # noqa: F401  both register torch.ops.dsv41
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import functions
 from dsv41c.ir.cost import cost_of

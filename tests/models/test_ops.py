@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsv41c.models import ops, quant
+from dsv41c.models import mhc_ops, ops, quant
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -41,6 +41,19 @@ def experts_arguments() -> tuple[Any, ...]:
     (w1, s1), (w3, s3), (w2, s2) = expert_stack(3, 32, 64), expert_stack(3, 32, 64), expert_stack(3, 64, 32)
     weights = normal(5, 2, dtype=torch.float32)
     return normal(5, 64), torch.tensor([[0, 2]] * 4 + [[-1, -1]]), weights, w1, s1, w3, s3, w2, s2, 7.0
+
+
+def mhc_arguments(rows: Tensor | None = None) -> dict[str, tuple[Any, ...]]:
+    """A site between two sublayers: three rows of four streams of 32 channels."""
+    fp32: dict[str, Any] = {"dtype": torch.float32}
+    y, h = normal(3, 32), normal(3, 4, 32)
+    post, comb, pre = normal(3, 4, **fp32), normal(3, 4, 4, **fp32), normal(3, 4, **fp32)
+    predictor, norm = (normal(24, 128, **fp32), normal(24, **fp32), normal(3, **fp32)), normal(32)
+    return {
+        "mhc_site": (y, h, post, comb, pre, *predictor, norm, 3, 1e-6, 1e-20, 1e-20),
+        "mhc_enter": (h, pre, *predictor, norm, 3, 1e-6, 1e-20, 1e-20),
+        "mhc_leave": (y, h, post, comb, pre, norm, rows, 1e-20),
+    }
 
 
 def attention_arguments(main: bool) -> tuple[Any, ...]:
@@ -88,6 +101,8 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("index_topk", topk_arguments(candidates=False, n_blocks=0)),
         ("index_topk", topk_arguments(candidates=False, n_blocks=2)),
         ("index_topk", topk_arguments(candidates=True, n_blocks=0)),
+        *mhc_arguments().items(),
+        ("mhc_leave", mhc_arguments(rows=torch.tensor([2, 0]))["mhc_leave"]),
     ]
     return listed
 
@@ -106,15 +121,19 @@ def test_registration(name: str, arguments: tuple[Any, ...]) -> None:
     checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     if not any(isinstance(value, Tensor) and value.dtype == torch.float8_e4m3fn for value in arguments):
         checks.append("test_schema")  # it multiplies its inputs, which torch cannot do in fp8
-    torch.library.opcheck(getattr(ops, name), arguments, test_utils=checks)
+    torch.library.opcheck(op_named(name), arguments, test_utils=checks)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
 def test_only_store_writes_to_its_inputs(name: str, arguments: tuple[Any, ...]) -> None:
     given = [value.clone() if isinstance(value, Tensor) else value for value in arguments]
-    getattr(ops, name)(*given)
+    op_named(name)(*given)
     changed = [not same_bytes(a, b) for a, b in zip(given, arguments, strict=True) if isinstance(a, Tensor)]
     assert changed == [name == "store"] + [False] * (len(changed) - 1)
+
+
+def op_named(name: str) -> Any:
+    return getattr(ops, name, None) or getattr(mhc_ops, name)
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
@@ -123,10 +142,10 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
 def test_fake_shapes(name: str, arguments: tuple[Any, ...]) -> None:
-    real = outputs(getattr(ops, name), arguments)
+    real = outputs(op_named(name), arguments)
     with FakeTensorMode() as mode:
         fakes = tuple(mode.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments)
-        fake = outputs(getattr(ops, name), fakes)
+        fake = outputs(op_named(name), fakes)
     assert [(value.shape, value.dtype) for value in fake] == [(value.shape, value.dtype) for value in real]
 
 
