@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from dsv41c.ir.dialect import rule_of
 from dsv41c.ir.dims import Assignment
 from dsv41c.ir.effects import callee_of, module_of_op, stand_in
+from dsv41c.ir.ops.aten import is_gather, is_view
 from dsv41c.ir.ops.program import Call, Launch, Weight
+from dsv41c.ir.ops.state import Storage
 from dsv41c.ir.ops.table import Argument, Cost, moved_bytes
+from dsv41c.ir.precision import product_precision
 from dsv41c.ir.shapes import ShapeEvaluator
 
 
@@ -25,7 +28,8 @@ def cost_of(func: FuncOp, assignment: Assignment) -> FunctionCost:
     """Count the bytes read and written and the flops of a function.
 
     Every op counts the operands it reads and the results it writes as if nothing were fused; a call or a launch of an
-    outlined function counts the function's operands, results and weights as bytes, and its ops' flops.
+    outlined function counts the function's operands, results and weights as bytes, and its ops' flops. Of a cache or a
+    table that a function only gathers from, the gathered elements count.
 
     Args:
         assignment: a value for each symbol.
@@ -45,12 +49,36 @@ def _op_cost(op: Operation, evaluator: ShapeEvaluator, assignment: Assignment) -
     results = _declared(op, evaluator)
     callee = callee_of(op, module_of_op(op))
     if callee is None:
-        actual = stand_in(op)
-        return rule_of(actual).cost(actual, operands, results)
+        return _rule_cost(op, operands, results)
     assert isinstance(op, Call | Launch)
     inner = cost_of(callee, assignment)
+    callee_evaluator = ShapeEvaluator(assignment)
     weights = sum(moved_bytes([evaluator.declared(w.result_types[0])]) for w, _ in inner.ops if isinstance(w, Weight))
-    return Cost(moved_bytes(operands) + weights, moved_bytes(results), inner.total.flops)
+    read = sum(_read_through(argument, callee_evaluator) for argument in callee.args)
+    return Cost(read + weights, moved_bytes(results), inner.total.flops)
+
+
+def _rule_cost(op: Operation, operands: list[Argument], results: list[Argument]) -> Cost:
+    """An op by its own rule, its products under the precision of the values that they multiply."""
+    actual = stand_in(op)
+    cost = rule_of(actual).cost(actual, operands, results)
+    precision = product_precision(op)
+    return cost if precision is None else Cost(cost.read, cost.written, {precision: sum(cost.flops.values())})
+
+
+def _read_through(argument: SSAValue, evaluator: ShapeEvaluator) -> int:
+    """Bytes that a function reads of an argument: all of it, or what it gathers if it does nothing else with it."""
+    gathered, aliases, readers = 0, [argument], 0
+    while aliases:
+        for use in aliases.pop().uses:
+            op = use.operation
+            if isinstance(op, Storage) or (is_view(op) and use.index == 0):
+                aliases += op.results
+            elif is_gather(op) and use.index == 0:
+                gathered += moved_bytes(_declared(op, evaluator))
+            else:
+                readers += 1
+    return gathered if readers == 0 else moved_bytes([evaluator.value(argument)])
 
 
 def _declared(op: Operation, evaluator: ShapeEvaluator) -> list[Argument]:

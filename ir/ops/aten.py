@@ -39,6 +39,13 @@ _MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.preserve_format}
 MEMORY_FORMAT_CODES = {value: code for code, value in _MEMORY_FORMATS.items()}
 _MATMULS = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1, "einsum": 0}
 _REDUCTIONS = {"sum", "mean", "amax", "amin", "argmax", "argmin", "any", "all", "prod", "var", "logsumexp"}
+# These read as many elements of their first operand as they give.
+_GATHERS = {"embedding", "index", "index_select", "gather", "take_along_dim"}
+# These move values, make them from nothing or change their type; none of it is arithmetic.
+_MOVES = _GATHERS | {
+    *("to", "_to_copy", "contiguous", "clone", "cat", "stack", "where", "masked_fill", "constant_pad_nd", "pad"),
+    *("zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "empty", "empty_like", "arange"),
+}
 # These may alias in torch's schema, but move bytes whenever they do anything.
 _COPIES = {"to", "contiguous", "clone"}
 
@@ -152,9 +159,20 @@ def _cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argumen
     outputs = [result for result in results if isinstance(result, Shaped)]
     if not outputs or (is_view(op) and packet not in _COPIES):
         return Cost()
-    flops = _flops(packet, operands, tensors, outputs)
-    precision = precision_of(dtype_of((tensors or outputs)[0].element))
-    return Cost(moved_bytes(operands), moved_bytes(results), {precision: flops})
+    read = moved_bytes(operands)
+    if packet in _GATHERS:
+        read = moved_bytes(operands[1:]) + moved_bytes(outputs)
+    if packet in _MOVES:
+        return Cost(read, moved_bytes(results))
+    # What gives integers or booleans compares or counts; else the first operand says how it is computed.
+    element = outputs[0].element if precision_of(dtype_of(outputs[0].element)) == "int" else tensors[0].element
+    precision = precision_of(dtype_of(element))
+    return Cost(read, moved_bytes(results), {precision: _flops(packet, operands, tensors, outputs)})
+
+
+def is_gather(op: Operation) -> bool:
+    """Whether an aten op reads only those elements of its first operand that it gives."""
+    return isinstance(op, AtenOp) and op.name.removeprefix(PREFIX).split(".")[0] in _GATHERS
 
 
 def is_view(op: Operation) -> bool:

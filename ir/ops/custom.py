@@ -93,6 +93,11 @@ def streaming(precision: str, per_element: int = 1) -> Any:
     return rule
 
 
+def decoding(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    """A cost rule: all operands read, all results written, no arithmetic: the same values in another format."""
+    return Cost(moved_bytes(operands), moved_bytes(results))
+
+
 class _Packing(CustomOp):
     def verify_(self) -> None:
         row_format = str(self.arguments()[0])
@@ -297,6 +302,7 @@ def _product_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument
 
 
 def _product_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    # `ir.cost` renames the precision where it sees that x and the weight hold fp8 values.
     rows, weight = shaped(operands[0]).shape[0], shaped(operands[1])
     return Cost(moved_bytes(operands), moved_bytes(results), {"bf16": 2 * rows * weight.count})
 
@@ -327,14 +333,15 @@ def _experts_cost(op: Operation, operands: Sequence[Argument], results: Sequence
     # Only chosen experts are read: at most one a choice, at most all.
     touched = min(rows * chosen, experts)
     packed = sum(weight.bytes for weight in bundle) * touched // experts
+    # Only products: three of each chosen expert, with fp8 values of x and of what the down projection reads.
     flops = 2 * 3 * rows * chosen * x.shape[1] * inner
-    return Cost(moved_bytes([x, ids, weights]) + packed, moved_bytes(results), {"bf16": flops})
+    return Cost(moved_bytes([x, ids, weights]) + packed, moved_bytes(results), {"fp4_fp8": flops})
 
 
 def _lookup_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
     table, scale, rows = [shaped(operand) for operand in operands]
     read = rows.bytes + rows.count * (table.shape[1] + scale.shape[1])
-    return Cost(read, moved_bytes(results), {"f32": sum(shaped(result).count for result in results)})
+    return Cost(read, moved_bytes(results))
 
 
 def _sinkhorn_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
@@ -349,9 +356,9 @@ def _rule(op: type[CustomOp], shape: Any, cost: Any) -> OpRule:
 
 RULES = [
     _rule(Quantize, _quantize_shape, streaming("f32", 2)),
-    _rule(Dequantize, _dequantize_shape, streaming("f32")),
+    _rule(Dequantize, _dequantize_shape, decoding),
     _rule(FakeQuantize, _same_shape("bf16"), streaming("f32", 3)),
-    _rule(DequantizeWeight, _same_shape("bf16"), streaming("f32")),
+    _rule(DequantizeWeight, _same_shape("bf16"), decoding),
     _rule(Linear, _product_shape, _product_cost),
     _rule(LinearFp8, _product_shape, _product_cost),
     _rule(Sinkhorn, _same_shape("f32"), _sinkhorn_cost),

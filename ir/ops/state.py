@@ -237,20 +237,30 @@ def _attention_cost(op: Operation, operands: Sequence[Argument], results: Sequen
     read = moved_bytes(operands) + rows * window_keys * op.cache_type("window").row_bytes
     if op.main is not None:
         read += rows * main_keys * op.cache_type("main").row_bytes
-    # Keys are values too: one product for the logits, one for the output.
+    # Keys are values too: one product for the logits, one for the output. Every dequantized key and every rounded
+    # probability is a bf16 value.
     flops = 4 * rows * heads * columns * (window_keys + main_keys)
-    return Cost(read, moved_bytes(results), {"f32": flops})
+    return Cost(read, moved_bytes(results), {"bf16": flops})
 
 
 def _topk_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
-    """Upper bound: every row scores all entries its block table can hold, each sequence's index rows read once."""
+    """Every row scores the entries that its block table holds, or those of its candidate blocks alone (SPEC 15.2).
+
+    Exact for rows that see all entries of full pages, such as a decode step at the end of a page. Queries and keys are
+    fp4 values; an entry's score is a sum over heads of relu(dot) * weight, three operations each. Index rows are read
+    once a sequence, or those of a row's candidate blocks where that is less.
+    """
     assert isinstance(op, IndexTopk)
     rows, heads, columns = shaped(operands[0]).shape
     sequences, pages = shaped(operands[3]).shape
     entries = pages * op.page.value.data
-    read = moved_bytes(operands) + sequences * entries * op.cache_type("index").row_bytes
-    scored = entries if operands[6] is None else min(entries, shaped(operands[6]).shape[1] * op.block.value.data)
-    return Cost(read, moved_bytes(results), {"f32": 2 * rows * heads * (columns + 1) * scored})
+    scored, keys = entries, sequences * entries
+    if operands[6] is not None:
+        scored = min(entries, shaped(operands[6]).shape[1] * op.block.value.data)
+        keys = min(keys, rows * scored)
+    read = moved_bytes(operands) + keys * op.cache_type("index").row_bytes
+    flops = {"fp4_fp4": 2 * rows * heads * columns * scored, "f32": 3 * rows * heads * scored}
+    return Cost(read, moved_bytes(results), flops)
 
 
 def _run_store(op: Operation, operands: Sequence[Any]) -> list[Any]:

@@ -44,7 +44,10 @@ class Effect:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes read and written and floating-point operations by precision, for one execution."""
+    """Bytes read and written and operations by precision (see `BF16_EQUIVALENT`), for one execution.
+
+    Moving a value and changing its format (casts, copies, gathers, decoding of packed values) are no operations.
+    """
 
     read: int = 0
     written: int = 0
@@ -54,6 +57,29 @@ class Cost:
         precisions = sorted({*self.flops, *other.flops})
         flops = {name: self.flops.get(name, 0) + other.flops.get(name, 0) for name in precisions}
         return Cost(self.read + other.read, self.written + other.written, flops)
+
+
+# Work in one bf16 operation's time, by precision: a product of formats is named by its weights and its activations.
+# Integer and byte work is not counted: it takes no part in the report's figures.
+BF16_EQUIVALENT: Mapping[str, float] = {
+    "bf16": 1.0,
+    "f16": 1.0,
+    "f32": 1.0,
+    "f64": 1.0,
+    "fp8_fp8": 0.5,
+    "fp4_fp8": 0.5,
+    "fp4_fp4": 0.25,
+    "int": 0.0,
+}
+
+
+def bf16_equivalents(flops: Mapping[str, int]) -> float:
+    """Floating-point operations by precision as so many bf16 operations.
+
+    Raises:
+        KeyError: a precision that `BF16_EQUIVALENT` does not have.
+    """
+    return sum(BF16_EQUIVALENT[precision] * count for precision, count in flops.items())
 
 
 ShapeRule = Callable[[Operation, Sequence[Argument]], Sequence[Argument]]
@@ -96,4 +122,4 @@ def _bytes(argument: Argument) -> int:
 def precision_of(dtype: torch.dtype) -> str:
     """Name the precision under which an op's flops are counted; integer and byte work counts as `int`."""
     names = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64", torch.float16: "f16"}
-    return names.get(dtype, "f8" if dtype == torch.float8_e4m3fn else "int")
+    return names.get(dtype, "int")

@@ -125,7 +125,7 @@ def test_costs_count_bytes_and_flops(step: FuncOp) -> None:
 
 def test_linear_flops_are_two_m_n_k(step: FuncOp) -> None:
     linear = next(cost for op, cost in cost_of(step, SIZES).ops if op.name == "torch.aten.linear")
-    assert linear.flops == {"bf16": 2 * 3 * 64 * 64}
+    assert linear.flops == {"fp8_fp8": 2 * 3 * 64 * 64}
     assert linear.read == 2 * (3 * 64 + 64 * 64)
     assert linear.written == 2 * 3 * 64
 
@@ -133,7 +133,7 @@ def test_linear_flops_are_two_m_n_k(step: FuncOp) -> None:
 def test_cost_grows_with_the_symbols(step: FuncOp) -> None:
     small, large = cost_of(step, SIZES).total, cost_of(step, {**SIZES, "T": 30}).total
     assert large.read > small.read
-    assert large.flops["bf16"] == 10 * small.flops["bf16"]
+    assert large.flops["fp8_fp8"] == 10 * small.flops["fp8_fp8"]
 
 
 def test_aten_names_follow_torch_mlir() -> None:
