@@ -78,6 +78,8 @@ class Pass:
     tolerance: ClassVar[Tolerance] = Tolerance()
     # False for a pass after which the programs have other inputs or outputs, so that there is nothing to compare.
     comparable: ClassVar[bool] = True
+    # True for a pass that adds programs: the passes after it are compared on these too.
+    extends: ClassVar[bool] = False
 
     def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
         """Rewrite the module."""

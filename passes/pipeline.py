@@ -13,6 +13,7 @@ from dsv41c.passes.outline_experts import OutlineExperts
 from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
 from dsv41c.passes.specialize_rows import SpecializeRows
+from dsv41c.passes.split_ced import SplitCed
 from dsv41c.passes.state_in_place import StateInPlace
 from dsv41c.passes.to_launches import ToLaunches
 
@@ -35,6 +36,14 @@ PHASES: tuple[Phase, ...] = (
             DeadCode(),
             # Before any pattern: patterns find an operand by identity, so equal values must be one value.
             CommonSubexpressions(),
+        ),
+    ),
+    Phase(
+        1,
+        "shape of the model",
+        (
+            # While caches are values and ops are the network's own; before the forms for one row, which its parts lack.
+            SplitCed(),
         ),
     ),
     Phase(
@@ -86,6 +95,7 @@ REGISTRY: dict[str, type[Pass]] = {
         OutlineExperts,
         OutlineRegions,
         SpecializeRows,
+        SplitCed,
         StateInPlace,
         ToLaunches,
     )
