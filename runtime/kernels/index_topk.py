@@ -22,6 +22,8 @@ from dsv41c.runtime.kernels.binding import LaunchContext, Results, Run
 from dsv41c.runtime.kernels.planes import planes
 
 SCRATCH_BYTES = 64 << 20  # no intermediate of a tile is larger, unless a single row's is
+# Rows of pools share no work, so a tile is no larger than what stays in the processor's cache (bench/cpu_index.py).
+_CACHE_BYTES = 8 << 20
 _FORMAT = "fp4_e8m0"
 _POSITION_BITS = 31
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
@@ -190,7 +192,7 @@ def dense_tile(longest: int) -> int:
 def pool_tile(entries: int, heads: int, channels: int) -> int:
     """Rows that are scored together over `entries` entries of their pools each."""
     # Per row and entry: the key in fp32, the products of its heads in bf16 and fp32, the packed score key.
-    return max(1, SCRATCH_BYTES // (max(4 * channels, 8 * heads, 24) * entries))
+    return max(1, min(SCRATCH_BYTES, _CACHE_BYTES) // (max(4 * channels, 8 * heads, 24) * entries))
 
 
 def _nothing_is_dropped(longest: int, rule: Selection) -> bool:
@@ -262,31 +264,12 @@ def _from_pool(
     query: Tensor, weights: Tensor, keys: _SequenceKeys, visible: Tensor, pool: Tensor, rule: Selection
 ) -> tuple[Tensor, Tensor]:
     """A tile of rows, each on its own candidate blocks up to what it sees itself (SPEC 13.21)."""
-    entries = _entries(pool, rule.block)
+    entries = (pool.unsqueeze(-1) * rule.block + torch.arange(rule.block)).flatten(1)
     hidden = (entries < 0) | (entries >= visible.unsqueeze(-1))
-    own = _pool_keys(keys, pool, rule.block, int(visible.max()) - 1)
+    own = keys.gather(torch.where(hidden, 0, entries))
     scores = score(torch.matmul(query.to(torch.float32), own.transpose(1, 2)), weights)
     scores.masked_fill_(hidden, _NEG_INF)
     return best(scores, rule.k, entries), entries.new_empty((entries.shape[0], 0))
-
-
-def _entries(blocks: Tensor, block: int) -> Tensor:
-    """int64 [..., C] block ids to the entries that they hold, [..., C * block]; negative for -1."""
-    return (blocks.unsqueeze(-1) * block + torch.arange(block)).flatten(-2)
-
-
-def _pool_keys(keys: _SequenceKeys, pool: Tensor, block: int, last: int) -> Tensor:
-    """The keys of the entries of each row's blocks: fp32 [t, C * block, channels]; any for entries that do not exist.
-
-    Args:
-        last: the last entry that exists.
-    """
-    if pool.shape[0] == 1:
-        return keys.gather(_entries(pool, block).clamp(0, last))
-    # Rows of a tile are neighbours and share most blocks: each is decoded once.
-    known, place = torch.unique(pool, return_inverse=True)
-    decoded = keys.gather(_entries(known, block).clamp(0, last)).view(known.shape[0], -1)
-    return decoded.index_select(0, place.flatten()).view(pool.shape[0], pool.shape[1] * block, -1)
 
 
 def best(scores: Tensor, k: int, entries: Tensor | None = None) -> Tensor:
