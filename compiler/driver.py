@@ -21,7 +21,7 @@ from dsv41c.compiler.bill import state_bill
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
-from dsv41c.compiler.definitions import ALONE, DEFINITIONS, WHOLE, Definitions
+from dsv41c.compiler.definitions import ALONE, COMPOSED, DEFINITIONS, WHOLE, Definitions
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import program_of
 from dsv41c.compiler.probe import checkpoint_probe
@@ -161,7 +161,14 @@ def lower_config(
     traced = module_of([import_program(PROGRAM, trace, config, options.page_tokens)])
     definitions = Definitions(ranges.symbols())
     context = PassContext(
-        options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert, WHOLE, ALONE
+        options.target,
+        config,
+        frozenset(DEFINITIONS),
+        definitions.define,
+        definitions.define_expert,
+        WHOLE,
+        ALONE,
+        COMPOSED,
     )
     passes = default_pipeline()
 

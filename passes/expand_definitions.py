@@ -29,6 +29,9 @@ class ExpandDefinitions(Pass):
 
     Why: a target that compiles regions of aten ops needs no kernel of its own for an op that is plain arithmetic.
 
+    `composed=true` expands only those that `ctx` names `composed`: their definitions hold ops that become functions of
+    their own, which must happen before regions are cut.
+
     An outlined function that only reads the storage of a cache takes that storage for an argument.
 
     Needs: `ctx.define`, which gives the definition of an op for its operand types as a function, or None.
@@ -38,6 +41,7 @@ class ExpandDefinitions(Pass):
     """
 
     name: ClassVar[str] = "expand-definitions"
+    composed: bool = False
 
     def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
         """Expand all ops that have a definition; counts them by op."""
@@ -45,7 +49,9 @@ class ExpandDefinitions(Pass):
         for func in functions(module).values():
             kept = ctx.whole_in(func)
             for op in list(func.body.block.ops):
-                if op.name in kept or (definition := self._definition(op, ctx)) is None:
+                if op.name in kept or (self.composed and op.name not in ctx.composed):
+                    continue
+                if (definition := self._definition(op, ctx)) is None:
                     continue
                 _inline(op, definition)
                 matches[op.name] = matches.get(op.name, 0) + 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dsv41c.errors import CompileError
 from dsv41c.passes.common_subexpressions import CommonSubexpressions
 from dsv41c.passes.dead_code import DeadCode
+from dsv41c.passes.delay_mhc import DelayMhc
 from dsv41c.passes.expand_definitions import ExpandDefinitions
 from dsv41c.passes.lower_linear import LowerLinear
 from dsv41c.passes.outline_experts import OutlineExperts
@@ -44,6 +45,8 @@ PHASES: tuple[Phase, ...] = (
         (
             # While caches are values and ops are the network's own; before the forms for one row, which its parts lack.
             SplitCed(),
+            # After the split, which may cut a site in two; before the forms for one row, so that a site is found once.
+            DelayMhc(),
         ),
     ),
     Phase(
@@ -62,6 +65,10 @@ PHASES: tuple[Phase, ...] = (
         3,
         "regions",
         (
+            # Before regions are cut: the Sinkhorn inside a site becomes a function of its own.
+            ExpandDefinitions(composed=True),
+            # Sites that share streams read the same values again.
+            CommonSubexpressions(),
             # After all rewrites of the network: from here on a program is calls and kernels.
             OutlineRegions(),
             # After the regions, which must not look into the expert's function.
@@ -90,6 +97,7 @@ REGISTRY: dict[str, type[Pass]] = {
     for pass_class in (
         CommonSubexpressions,
         DeadCode,
+        DelayMhc,
         ExpandDefinitions,
         LowerLinear,
         OutlineExperts,
