@@ -24,6 +24,8 @@ from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
 MEANING = "dsv41.changed_meaning"
 PROGRAM = "step"
+# Ops that read the sizes of an operand and not its values.
+_OF_SIZES = {f"torch.aten.{name}" for name in ("size.int", "zeros_like", "ones_like", "full_like", "empty_like")}
 
 
 @dataclass(frozen=True)
@@ -169,16 +171,17 @@ class _Order:
         return self.places[value.owner] if isinstance(value.owner, Operation) else -1
 
     def depends(self, value: SSAValue, source: SSAValue) -> bool:
-        """Whether a value is computed from another one."""
+        """Whether a value is computed from the values of another one."""
         seen, waiting = {value}, [value]
         while waiting:
             found = waiting.pop()
             if found is source:
                 return True
             # What stands before the source cannot need it.
-            if isinstance(found.owner, Operation) and self.place(found) > self.place(source):
-                waiting += [operand for operand in found.owner.operands if operand not in seen]
-                seen.update(found.owner.operands)
+            owner = found.owner
+            if isinstance(owner, Operation) and owner.name not in _OF_SIZES and self.place(found) > self.place(source):
+                waiting += [operand for operand in owner.operands if operand not in seen]
+                seen.update(owner.operands)
         return False
 
 

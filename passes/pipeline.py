@@ -9,10 +9,12 @@ from dsv41c.passes.common_subexpressions import CommonSubexpressions
 from dsv41c.passes.dead_code import DeadCode
 from dsv41c.passes.delay_mhc import DelayMhc
 from dsv41c.passes.expand_definitions import ExpandDefinitions
+from dsv41c.passes.group_csa2 import GroupCsa2
 from dsv41c.passes.lower_linear import LowerLinear
 from dsv41c.passes.outline_experts import OutlineExperts
 from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
+from dsv41c.passes.restrict_candidates import RestrictCandidates
 from dsv41c.passes.specialize_rows import SpecializeRows
 from dsv41c.passes.split_ced import SplitCed
 from dsv41c.passes.state_in_place import StateInPlace
@@ -43,6 +45,10 @@ PHASES: tuple[Phase, ...] = (
         1,
         "shape of the model",
         (
+            # First: what is shared is then one value, and the notes are in all that is cut from the program.
+            GroupCsa2(),
+            # Behind the groups, which say what a pool belongs to.
+            RestrictCandidates(),
             # While caches are values and ops are the network's own; before the forms for one row, which its parts lack.
             SplitCed(),
             # After the split, which may cut a site in two; before the forms for one row, so that a site is found once.
@@ -99,9 +105,11 @@ REGISTRY: dict[str, type[Pass]] = {
         DeadCode,
         DelayMhc,
         ExpandDefinitions,
+        GroupCsa2,
         LowerLinear,
         OutlineExperts,
         OutlineRegions,
+        RestrictCandidates,
         SpecializeRows,
         SplitCed,
         StateInPlace,

@@ -23,6 +23,10 @@ from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_by
 from dsv41c.ir.types import FORMATS, CacheType, TensorType
 
 
+# Notes of the pass group-csa2 on attentions and selections; no kernel gets them.
+GROUP_NOTES = ("mode", "source", "group")
+
+
 class StateOp(CustomOp):
     """An op with cache operands."""
 
@@ -132,6 +136,9 @@ class SparseAttention(StateOp):
     scale = attr_def(FloatAttr)
     window_page = attr_def(IntegerAttr)
     main_page = attr_def(IntegerAttr)
+    mode = opt_attr_def(StringAttr)
+    source = opt_attr_def(StringAttr)
+    group = opt_attr_def(IntegerAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
@@ -185,6 +192,9 @@ class IndexTopk(_IndexOp):
     page = attr_def(IntegerAttr)
     block = attr_def(IntegerAttr)
     n_blocks = attr_def(IntegerAttr)
+    mode = opt_attr_def(StringAttr)
+    source = opt_attr_def(StringAttr)
+    group = opt_attr_def(IntegerAttr)
     topk = result_def(TensorType)
     blocks = result_def(TensorType)
     traits = traits_def(Pure())
@@ -207,6 +217,9 @@ class IndexPoolTopk(_IndexOp):
     k = attr_def(IntegerAttr)
     page = attr_def(IntegerAttr)
     block = attr_def(IntegerAttr)
+    mode = opt_attr_def(StringAttr)
+    source = opt_attr_def(StringAttr)
+    group = opt_attr_def(IntegerAttr)
     topk = result_def(TensorType)
     traits = traits_def(Pure())
 
