@@ -10,6 +10,7 @@ from dsv41c.passes.dead_code import DeadCode
 from dsv41c.passes.delay_mhc import DelayMhc
 from dsv41c.passes.expand_definitions import ExpandDefinitions
 from dsv41c.passes.group_csa2 import GroupCsa2
+from dsv41c.passes.hoist_engram import HoistEngram
 from dsv41c.passes.lower_linear import LowerLinear
 from dsv41c.passes.outline_experts import OutlineExperts
 from dsv41c.passes.outline_regions import OutlineRegions
@@ -53,6 +54,8 @@ PHASES: tuple[Phase, ...] = (
             SplitCed(),
             # After the split, which may cut a site in two; before the forms for one row, so that a site is found once.
             DelayMhc(),
+            # After all patterns of this phase; it changes the order only, and the forms for one row are to have it too.
+            HoistEngram(),
         ),
     ),
     Phase(
@@ -106,6 +109,7 @@ REGISTRY: dict[str, type[Pass]] = {
         DelayMhc,
         ExpandDefinitions,
         GroupCsa2,
+        HoistEngram,
         LowerLinear,
         OutlineExperts,
         OutlineRegions,
