@@ -1,5 +1,6 @@
 """Replaces ops by their definitions in aten ops."""
 
+from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,11 +45,14 @@ class ExpandDefinitions(Pass):
         matches: dict[str, int] = {}
         for func in functions(module).values():
             kept = ctx.whole_in(func)
-            for op in list(func.body.block.ops):
+            waiting = deque(func.body.block.ops)
+            while waiting:
+                op = waiting.popleft()
                 if op.name in kept or (definition := self._definition(op, ctx)) is None:
                     continue
-                _inline(op, definition)
                 matches[op.name] = matches.get(op.name, 0) + 1
+                # A definition may hold ops that have one themselves.
+                waiting.extendleft(reversed(_inline(op, definition)))
             _take_storages(func)
         return PassResult(bool(matches), matches)
 
@@ -56,8 +60,8 @@ class ExpandDefinitions(Pass):
         return ctx.define(op) if isinstance(op, CustomOp | AtenOp) else None
 
 
-def _inline(op: Operation, definition: FuncOp) -> None:
-    """Puts a copy of the definition's ops in the place of `op`."""
+def _inline(op: Operation, definition: FuncOp) -> list[Operation]:
+    """Puts a copy of the definition's ops in the place of `op` and gives them."""
     block = op.parent_block()
     assert block is not None
     body = definition.clone()
@@ -67,6 +71,7 @@ def _inline(op: Operation, definition: FuncOp) -> None:
     for argument, value in zip(body.args, [_tensor(slot, op) for slot in tensors], strict=True):
         argument.replace_all_uses_with(value)
     results: list[SSAValue] = []
+    inlined: list[Operation] = []
     for inner in list(body.body.block.ops):
         if isinstance(inner, ReturnOp):
             results = list(inner.operands)
@@ -75,12 +80,14 @@ def _inline(op: Operation, definition: FuncOp) -> None:
         if ORIGIN in op.attributes and inner.results:
             inner.attributes[ORIGIN] = op.attributes[ORIGIN]
         block.insert_op_before(inner, op)
+        inlined.append(inner)
     for old, new in zip(op.results, results, strict=True):
         new._name = old._name
         old.replace_all_uses_with(new)
     body.body.block.erase_op(body.body.block.last_op, safe_erase=False)  # type: ignore[arg-type]  # it is the return
     op.detach()
     op.erase()
+    return inlined
 
 
 def _take_storages(func: FuncOp) -> None:
