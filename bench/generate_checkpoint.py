@@ -49,18 +49,19 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def generate(folder: Path, size: str, seed: int = 0) -> int:
+def generate(folder: Path, size: str, seed: int = 0, max_positions: int = MAX_POSITIONS) -> int:
     """Writes config.json, model.safetensors and tokenizer.json.
 
     Args:
         folder: made if it is not there.
         size: a key of `SIZES`.
         seed: of the weights.
+        max_positions: the config's max_position_embeddings.
     Returns:
         how many parameters the backbone has (two codes of a byte are two).
     """
     config = json.loads((GOLDEN / "mini6" / "config.json").read_text())
-    config["text_config"] |= {"max_position_embeddings": MAX_POSITIONS, **SIZES[size]}
+    config["text_config"] |= {"max_position_embeddings": max_positions, **SIZES[size]}
     specs = expected_tensors(ModelConfig.from_dict(config))
     generator = torch.Generator().manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from dsv41c.ir.builder import functions, get_symbols, has_one_row, set_symbols
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.types import CacheType, TensorType
-from dsv41c.models import ops, pack_ops, packed_products, quant
+from dsv41c.models import mhc_ops, ops, pack_ops, packed_products, quant
 from dsv41c.passes.pass_base import PassContext
 
 DEFINITIONS: Mapping[str, Callable[..., Any]] = {
@@ -37,6 +37,9 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.dequantize": quant.dequantize,
     "dsv41.fake_quantize": quant.fake_quantize,
     "dsv41.dequantize_weight": quant.dequantize_weight,
+    "dsv41.mhc_site": mhc_ops.mhc_site_definition,
+    "dsv41.mhc_enter": mhc_ops.mhc_enter_definition,
+    "dsv41.mhc_leave": mhc_ops.mhc_leave_definition,
     "dsv41.linear": ops.linear_definition,
     "dsv41.linear_fp8": packed_products.linear_fp8_by_rows,
     "dsv41.sinkhorn": ops.sinkhorn_definition,
@@ -55,6 +58,9 @@ ROW_SUMS: Mapping[str, Callable[..., Any]] = {
 WHOLE = frozenset({"dsv41.linear", "dsv41.sparse_attention"})
 # Definitions so large that IREE would take most of its time for them, in every region that holds one.
 ALONE = frozenset({"dsv41.sinkhorn", "dsv41.sparse_attention"})
+
+# Definitions that hold custom ops, some of `ALONE`: expanded before regions are cut.
+COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave", "dsv41.pack_rows"})
 
 
 @dataclass
@@ -146,4 +152,6 @@ def context_of(module: ModuleOp) -> PassContext:
     """The CPU target's pass context for a module that was read from text: no config, the symbols it declares."""
     symbols = {name: bounds for func in functions(module).values() for name, bounds in get_symbols(func).items()}
     definitions = Definitions(symbols)
-    return PassContext("cpu", None, frozenset(DEFINITIONS), definitions.define, definitions.define_expert)
+    return PassContext(
+        "cpu", None, frozenset(DEFINITIONS), definitions.define, definitions.define_expert, composed=COMPOSED
+    )

@@ -21,7 +21,7 @@ from dsv41c.compiler.bill import state_bill
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
-from dsv41c.compiler.definitions import ALONE, DEFINITIONS, WHOLE, Definitions
+from dsv41c.compiler.definitions import ALONE, COMPOSED, DEFINITIONS, WHOLE, Definitions
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import program_of
 from dsv41c.compiler.probe import checkpoint_probe
@@ -40,6 +40,7 @@ from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
 from dsv41c.passes.pipeline import default_pipeline
 from dsv41c.passes.specialize_rows import SUFFIX
+from dsv41c.passes.split_ced import ENCODE, TAIL
 from dsv41c.runtime.kernels import registry
 from dsv41c.runtime.plan_format import (
     CONSTANTS,
@@ -62,6 +63,7 @@ from dsv41c.runtime.plan_format import (
 TARGETS = ("cpu",)
 TOKENIZER = "tokenizer.json"
 PROGRAM = "step"
+PROGRAMS = (PROGRAM, ENCODE, TAIL)
 _TOOLS = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "xdsl")
 
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
@@ -159,7 +161,14 @@ def lower_config(
     traced = module_of([import_program(PROGRAM, trace, config, options.page_tokens)])
     definitions = Definitions(ranges.symbols())
     context = PassContext(
-        options.target, config, frozenset(DEFINITIONS), definitions.define, definitions.define_expert, WHOLE, ALONE
+        options.target,
+        config,
+        frozenset(DEFINITIONS),
+        definitions.define,
+        definitions.define_expert,
+        WHOLE,
+        ALONE,
+        COMPOSED,
     )
     passes = default_pipeline()
 
@@ -184,8 +193,8 @@ class Lowered:
 
     @property
     def programs(self) -> dict[str, FuncOp]:
-        """The step program and its forms by name, the step first."""
-        return {name: func for name, func in functions(self.module).items() if name.removesuffix(SUFFIX) == PROGRAM}
+        """The programs and their forms by name, the step first."""
+        return {name: func for name, func in functions(self.module).items() if name.removesuffix(SUFFIX) in PROGRAMS}
 
     @property
     def regions(self) -> dict[str, FuncOp]:
@@ -194,7 +203,7 @@ class Lowered:
 
     def launch_list(self) -> LaunchList:
         """What the runtime runs."""
-        forms = {name: None if name == PROGRAM else PROGRAM for name in self.programs}
+        forms = {name: None if name in PROGRAMS else name.removesuffix(SUFFIX) for name in self.programs}
         return LaunchList({name: program_of(func, forms[name]) for name, func in self.programs.items()})
 
     def kernel_names(self) -> set[str]:
@@ -306,7 +315,8 @@ class _Compilation:
             weights=weights,
             checkpoint=CheckpointEntry(str(folder), files),
             tokenizer=TOKENIZER if tokenizer is not None else None,
-            programs={PROGRAM: f"programs/{PROGRAM}.mlir"},
+            # One text for all: programs share the functions that they call.
+            programs={name: f"programs/{PROGRAM}.mlir" for name in PROGRAMS if name in lowered.programs},
             digests=digests,
             bill=state_bill(self.config, self.options.page_tokens),
         )

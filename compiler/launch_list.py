@@ -15,13 +15,14 @@ from dsv41c.ir.names import value_names
 from dsv41c.ir.ops.custom import plain
 from dsv41c.ir.ops.program import Launch as LaunchOp
 from dsv41c.ir.ops.program import Weight
+from dsv41c.ir.ops.state import GROUP_NOTES
 from dsv41c.ir.ops.torch_ops import is_constant
 from dsv41c.ir.text import line_of
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.runtime.plan_format import InputSpec, Launch, OutputSpec, Program
 
 # Notes on a launch that are not arguments of its kernel.
-_NOTES = (ORIGIN, "in_place")
+_NOTES = (ORIGIN, "in_place", *GROUP_NOTES)
 
 
 def program_of(func: FuncOp, of: str | None = None) -> Program:

@@ -1,4 +1,4 @@
-"""Small inputs on which the interpreter compares a step program before and after each pass."""
+"""Small inputs on which the interpreter compares programs before and after each pass."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 
 from dsv41c.errors import CompileError
+from dsv41c.ir.builder import functions
+from dsv41c.ir.interpreter import Interpreter, WeightSource
 from dsv41c.models.checkpoint import Checkpoint
-from dsv41c.models.rows import step_inputs
+from dsv41c.models.rows import Chunk, step_inputs
 from dsv41c.models.session import EagerSession
 from dsv41c.models.weights import load_backbone, stacked_names
 from dsv41c.passes.manager import Probe, ProbeCase
+from dsv41c.passes.split_ced import ENCODE, TAIL
 
 # Each pass is interpreted twice a case, on the CPU and op by op.
 MAX_CHECKPOINT_BYTES = 2 << 30
@@ -29,6 +33,8 @@ def checkpoint_probe(
     checkpoint: Checkpoint, tokenizer: Path | None, constants: Mapping[str, Tensor], page_tokens: int
 ) -> Probe:
     """Two forwards of two sequences with the checkpoint's weights: their prompts, then tokens behind filled caches.
+
+    Once a module has the two parts of a prefill, the prompts go through these too.
 
     Args:
         checkpoint: verified.
@@ -59,11 +65,41 @@ def checkpoint_probe(
         cases = []
         for counts in (_PROMPTS, _CONTINUED):
             tokens = {ring: _tokens(checkpoint.config.vocab_size, n, generator) for ring, n in counts.items()}
+            if counts is _PROMPTS and ENCODE in functions(module):
+                cases += _prefill_cases(module, session, tokens, weights)
             cases.append(ProbeCase(PROGRAM, _inputs(session, tokens), weights))
             session.forward(tokens)
         return cases
 
     return probe
+
+
+def _prefill_cases(
+    module: ModuleOp, session: EagerSession, tokens: Mapping[int, list[int]], weights: WeightSource
+) -> list[ProbeCase]:
+    """`encode` over whole prompts, then `tail` over the last rows of each, as many as a window has."""
+    encode, tail = functions(module)[ENCODE], functions(module)[TAIL]
+    given = _inputs(session, tokens)
+    encoded = Interpreter(weights).run(encode, _arguments(encode, given))
+    chunks, rows, start = [], [], 0
+    for ring, ids in tokens.items():
+        whole = session.chunk(ring, ids)
+        kept = min(len(ids), session.model.config.sliding_window)
+        chunks.append(Chunk(ids[-kept:], len(ids) - kept, ring, whole.pages))
+        rows += range(start + len(ids) - kept, start + len(ids))
+        start += len(ids)
+    # The padded rows lie behind all others in both programs.
+    inputs = step_inputs(chunks, list(range(len(rows))), _PADDED_ROWS)
+    rows += range(start, start + _PADDED_ROWS)
+    carried = {name: value[rows] for name, value in encoded.items() if name not in session.caches}
+    return [
+        ProbeCase(ENCODE, _arguments(encode, given), weights),
+        ProbeCase(TAIL, _arguments(tail, given | encoded | inputs | carried), weights),
+    ]
+
+
+def _arguments(func: FuncOp, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {str(argument.name_hint): given[str(argument.name_hint)] for argument in func.args}
 
 
 def _tokens(vocab_size: int, count: int, generator: torch.Generator) -> list[int]:

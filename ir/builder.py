@@ -20,6 +20,8 @@ from dsv41c.ir.types import CacheType, TensorType, TorchList
 SYMBOLS = "dsv41.symbols"
 OUTPUTS = "dsv41.outputs"
 ORIGIN = "origin"
+# Marks a program that is only for many rows: it gets no form for a single one.
+MANY_ROWS = "dsv41.many_rows"
 Ranges = Mapping[str, tuple[int, int]]
 
 

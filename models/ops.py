@@ -690,3 +690,58 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     rows = positions.shape[0]
     return positions.new_empty((rows, k)), positions.new_empty((rows, n_blocks))
+
+
+@custom_op("dsv41::index_pool_topk", mutates_args=())
+def index_pool_topk(
+    query: Tensor,
+    weights: Tensor,
+    index: Tensor,
+    pages: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    candidates: Tensor,
+    ratio: int,
+    k: int,
+    page: int,
+    block: int,
+) -> Tensor:
+    """`index_topk` with candidates, by scoring the entries of each row's candidate blocks and no others (SPEC 4.9).
+
+    Args:
+        candidates: int64 [T, C] block ids, distinct, -1 none; those that lie beyond a row's visible entries count
+            for nothing. The others: as in `index_topk`.
+    Returns:
+        int64 [T, k] entries, ascending, -1 last.
+    """
+    topk = positions.new_full((positions.shape[0], k), -1)
+    width = quant.FORMATS["fp4_e8m0"].row_bytes(query.shape[-1])
+    visible = (positions + 1) // ratio
+    inside = torch.arange(block, device=positions.device)
+    for row in range(positions.shape[0]):
+        entry = (candidates[row].sort().values.unsqueeze(-1) * block + inside).flatten()
+        entry = entry[(entry >= 0) & (entry < visible[row])]
+        if entry.numel() == 0:
+            continue
+        slots = pages[sequence[row], entry // page] * page + entry % page
+        keys = quant.dequantize(load_rows(index, slots, "fp4_e8m0", page, width), "fp4_e8m0")
+        best = _best(index_scores(query[row : row + 1], weights[row : row + 1], keys), k)[0]
+        topk[row] = torch.where(best < 0, -1, entry[best.clamp(min=0)])
+    return topk
+
+
+@index_pool_topk.register_fake
+def _(
+    query: Tensor,
+    weights: Tensor,
+    index: Tensor,
+    pages: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    candidates: Tensor,
+    ratio: int,
+    k: int,
+    page: int,
+    block: int,
+) -> Tensor:
+    return positions.new_empty((positions.shape[0], k))

@@ -1,6 +1,5 @@
 """Replaces ops by their definitions in aten ops."""
 
-from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +29,9 @@ class ExpandDefinitions(Pass):
 
     Why: a target that compiles regions of aten ops needs no kernel of its own for an op that is plain arithmetic.
 
+    `composed=true` expands only those that `ctx` names `composed`: their definitions hold ops that become functions of
+    their own, which must happen before regions are cut.
+
     An outlined function that only reads the storage of a cache takes that storage for an argument.
 
     Needs: `ctx.define`, which gives the definition of an op for its operand types as a function, or None.
@@ -39,20 +41,20 @@ class ExpandDefinitions(Pass):
     """
 
     name: ClassVar[str] = "expand-definitions"
+    composed: bool = False
 
     def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
         """Expand all ops that have a definition; counts them by op."""
         matches: dict[str, int] = {}
         for func in functions(module).values():
             kept = ctx.whole_in(func)
-            waiting = deque(func.body.block.ops)
-            while waiting:
-                op = waiting.popleft()
-                if op.name in kept or (definition := self._definition(op, ctx)) is None:
+            for op in list(func.body.block.ops):
+                if op.name in kept or (self.composed and op.name not in ctx.composed):
                     continue
+                if (definition := self._definition(op, ctx)) is None:
+                    continue
+                _inline(op, definition)
                 matches[op.name] = matches.get(op.name, 0) + 1
-                # A definition may hold ops that have one themselves.
-                waiting.extendleft(reversed(_inline(op, definition)))
             _take_storages(func)
         return PassResult(bool(matches), matches)
 
@@ -60,8 +62,8 @@ class ExpandDefinitions(Pass):
         return ctx.define(op) if isinstance(op, CustomOp | AtenOp) else None
 
 
-def _inline(op: Operation, definition: FuncOp) -> list[Operation]:
-    """Puts a copy of the definition's ops in the place of `op` and gives them."""
+def _inline(op: Operation, definition: FuncOp) -> None:
+    """Puts a copy of the definition's ops in the place of `op`."""
     block = op.parent_block()
     assert block is not None
     body = definition.clone()
@@ -71,7 +73,6 @@ def _inline(op: Operation, definition: FuncOp) -> list[Operation]:
     for argument, value in zip(body.args, [_tensor(slot, op) for slot in tensors], strict=True):
         argument.replace_all_uses_with(value)
     results: list[SSAValue] = []
-    inlined: list[Operation] = []
     for inner in list(body.body.block.ops):
         if isinstance(inner, ReturnOp):
             results = list(inner.operands)
@@ -80,14 +81,12 @@ def _inline(op: Operation, definition: FuncOp) -> list[Operation]:
         if ORIGIN in op.attributes and inner.results:
             inner.attributes[ORIGIN] = op.attributes[ORIGIN]
         block.insert_op_before(inner, op)
-        inlined.append(inner)
     for old, new in zip(op.results, results, strict=True):
         new._name = old._name
         old.replace_all_uses_with(new)
     body.body.block.erase_op(body.body.block.last_op, safe_erase=False)  # type: ignore[arg-type]  # it is the return
     op.detach()
     op.erase()
-    return inlined
 
 
 def _take_storages(func: FuncOp) -> None:

@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 from dsv41c.ir.builder import attribute, functions, has_one_row
 from dsv41c.ir.names import replace_op
 from dsv41c.ir.ops.custom import DequantizeWeight, Linear, LinearFp8
+from dsv41c.ir.ops.state import SparseAttention
 from dsv41c.ir.types import NONE, TensorType
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
@@ -52,12 +53,11 @@ class LowerLinear(Pass):
         return PassResult(any(counts.values()), counts)
 
     def expects(self, module: ModuleOp, ctx: PassContext) -> Mapping[str, int] | None:
-        """In a traced model every FP8 weight belongs to one product, and each layer has one in groups."""
+        """In a traced model every FP8 weight belongs to one product, and each attention has one in groups."""
         if ctx.config is None:
             return None
         found = [op for func in functions(module).values() for op in func.body.block.ops]
-        programs = len(functions(module))
-        grouped = programs * ctx.config.num_hidden_layers if ctx.config.o_groups > 1 else 0
+        grouped = sum(isinstance(op, SparseAttention) for op in found) if ctx.config.o_groups > 1 else 0
         return {"linear": sum(isinstance(op, DequantizeWeight) for op in found) - grouped, "grouped": grouped}
 
 

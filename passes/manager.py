@@ -218,6 +218,8 @@ class _Comparison:
                 line = _lines(module, case.function).get(move.value, "an outlined function")
                 raise CompileError(f"pass '{pass_.name}' moved {move.text(case.function, line)}")
         self._runs = runs
+        if pass_.extends:
+            self._start(module)
 
 
 @dataclass(frozen=True)

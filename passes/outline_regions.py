@@ -13,6 +13,7 @@ from dsv41c.ir.effects import cache_writes
 from dsv41c.ir.names import set_name
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.program import Call, Weight
+from dsv41c.ir.ops.state import GROUP_NOTES, StateOp
 from dsv41c.ir.ops.torch_ops import ListConstruct, is_constant
 from dsv41c.ir.text import print_module
 from dsv41c.ir.types import CacheType, TensorType
@@ -259,7 +260,9 @@ def _function(
                 assert isinstance(operand.owner, Operation)
                 copy(operand.owner)
         clone = op.clone(values)
-        clone.attributes.pop(ORIGIN, None)
+        # Notes differ from layer to layer, and would make two regions of equal ones.
+        for note in (ORIGIN, *(GROUP_NOTES if isinstance(clone, StateOp) else ())):
+            clone.attributes.pop(note, None)
         block.add_op(clone)
         values.update(zip(op.results, clone.results, strict=True))
 

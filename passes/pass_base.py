@@ -33,6 +33,7 @@ class PassContext:
             names each.
         whole: those of `fusible` that are better off as kernels of their own, unless there is a single row.
         alone: those of `fusible` that get a function of their own, which layers of all kinds then share.
+        composed: those whose definition holds ops that get a function of their own, so that it must be seen earlier.
     """
 
     target: str = "cpu"
@@ -42,6 +43,7 @@ class PassContext:
     define_expert: Callable[[Experts], Mapping[str, FuncOp]] | None = None
     whole: frozenset[str] = frozenset()
     alone: frozenset[str] = frozenset()
+    composed: frozenset[str] = frozenset()
 
     def whole_in(self, func: FuncOp) -> frozenset[str]:
         """The custom ops of a program that run as kernels of their own although they have a definition."""
@@ -78,6 +80,8 @@ class Pass:
     tolerance: ClassVar[Tolerance] = Tolerance()
     # False for a pass after which the programs have other inputs or outputs, so that there is nothing to compare.
     comparable: ClassVar[bool] = True
+    # True for a pass that adds programs: the passes after it are compared on these too.
+    extends: ClassVar[bool] = False
 
     def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
         """Rewrite the module."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from dsv41c.errors import CompileError
 from dsv41c.passes.common_subexpressions import CommonSubexpressions
 from dsv41c.passes.dead_code import DeadCode
+from dsv41c.passes.delay_mhc import DelayMhc
 from dsv41c.passes.expand_definitions import ExpandDefinitions
+from dsv41c.passes.group_csa2 import GroupCsa2
 from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
 from dsv41c.passes.lower_fp8_window import LowerFp8Window
 from dsv41c.passes.lower_index_k import LowerIndexK
@@ -15,7 +17,9 @@ from dsv41c.passes.lower_linear import LowerLinear
 from dsv41c.passes.outline_experts import OutlineExperts
 from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
+from dsv41c.passes.restrict_candidates import RestrictCandidates
 from dsv41c.passes.specialize_rows import SpecializeRows
+from dsv41c.passes.split_ced import SplitCed
 from dsv41c.passes.state_in_place import StateInPlace
 from dsv41c.passes.to_launches import ToLaunches
 
@@ -41,6 +45,20 @@ PHASES: tuple[Phase, ...] = (
         ),
     ),
     Phase(
+        1,
+        "shape of the model",
+        (
+            # First: what is shared is then one value, and the notes are in all that is cut from the program.
+            GroupCsa2(),
+            # Behind the groups, which say what a pool belongs to.
+            RestrictCandidates(),
+            # While caches are values and ops are the network's own; before the forms for one row, which its parts lack.
+            SplitCed(),
+            # After the split, which may cut a site in two; before the forms for one row, so that a site is found once.
+            DelayMhc(),
+        ),
+    ),
+    Phase(
         2,
         "formats",
         (
@@ -60,6 +78,10 @@ PHASES: tuple[Phase, ...] = (
         3,
         "regions",
         (
+            # Before regions are cut: the Sinkhorn inside a site becomes a function of its own.
+            ExpandDefinitions(composed=True),
+            # Sites that share streams read the same values again.
+            CommonSubexpressions(),
             # After all rewrites of the network: from here on a program is calls and kernels.
             OutlineRegions(),
             # After the regions, which must not look into the expert's function.
@@ -88,14 +110,18 @@ REGISTRY: dict[str, type[Pass]] = {
     for pass_class in (
         CommonSubexpressions,
         DeadCode,
+        DelayMhc,
         ExpandDefinitions,
+        GroupCsa2,
         LowerFp4Kv,
         LowerFp8Window,
         LowerIndexK,
         LowerLinear,
         OutlineExperts,
         OutlineRegions,
+        RestrictCandidates,
         SpecializeRows,
+        SplitCed,
         StateInPlace,
         ToLaunches,
     )

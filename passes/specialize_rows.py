@@ -6,7 +6,7 @@ from typing import ClassVar
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 
-from dsv41c.ir.builder import functions, get_symbols, set_symbols
+from dsv41c.ir.builder import MANY_ROWS, functions, get_symbols, set_symbols
 from dsv41c.ir.names import copy_names
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
@@ -28,17 +28,22 @@ class SpecializeRows(Pass):
 
     Needs: to stand before the passes that choose forms; they ask `ir.builder.has_one_row`.
 
-    Does not handle: programs without rows, or with a range that leaves no choice; they get no second form.
+    Does not handle: programs without rows, or with a range that leaves no choice, and programs marked
+    `dsv41.many_rows` (the parts of a prefill, which run once a prompt and not once a token); they get no second form.
     """
 
     name: ClassVar[str] = "specialize-rows"
 
     def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
         """Add a function for each program of many rows; counts them as `program`."""
-        added = [_narrowed(func) for func in functions(module).values() if get_symbols(func).get("T", (1, 1))[1] > 1]
+        added = [_narrowed(func) for func in functions(module).values() if _has_choice(func)]
         for func in added:
             module.body.block.add_op(func)
         return PassResult(bool(added), {"program": len(added)})
+
+
+def _has_choice(func: FuncOp) -> bool:
+    return MANY_ROWS not in func.attributes and get_symbols(func).get("T", (1, 1))[1] > 1
 
 
 def _narrowed(func: FuncOp) -> FuncOp:

@@ -15,7 +15,7 @@ def load(path: str | Path, *, checkpoint: str | Path | None = None, **options: A
     Args:
         path: the plan folder.
         checkpoint: where the checkpoint lies now, if it was moved since the compilation.
-        options: of `Engine`: max_sequences, cache_tokens, threads, row_multiple, poison.
+        options: of `Engine`: max_sequences, cache_tokens, threads, row_multiple, poison, prefill.
     Returns:
         the engine.
     Raises:

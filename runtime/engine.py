@@ -12,6 +12,7 @@ from torch import Tensor
 from dsv41c.errors import PlanError, RequestError
 from dsv41c.models.config import ModelConfig
 from dsv41c.runtime.batch import Piece, step_inputs
+from dsv41c.runtime.bounded import ENCODE, TAIL, BoundedPrefill, Carry
 from dsv41c.runtime.caches import Allotment, CachePool
 from dsv41c.runtime.executor_cpu import CpuExecutor
 from dsv41c.runtime.plan import Plan
@@ -20,6 +21,9 @@ from dsv41c.runtime.tokenizer import Tokenizer
 
 DEFAULT_SEQUENCES = 8
 DEFAULT_CACHE_BYTES = 1 << 30  # of the "pages" pools, unless the caller says how many tokens
+
+STEP = "step"
+PREFILLS = ("exact", "bounded")
 
 Prompt = str | Sequence[int]
 
@@ -64,7 +68,11 @@ class Completion:
 
 @dataclass
 class _Sequence:
-    """A request on its way; `pending` are the tokens that are known but not yet in the caches."""
+    """A request on its way.
+
+    `pending` are the tokens that are known but not yet in the caches, `carry` what a bounded prefill keeps for its
+    tail.
+    """
 
     request: int
     prompt: tuple[int, ...]
@@ -78,6 +86,7 @@ class _Sequence:
     prefill_logits: list[Tensor] = field(default_factory=list)
     decode_logits: list[Tensor] = field(default_factory=list)
     finished: str | None = None
+    carry: Carry = field(default_factory=dict)
 
     @property
     def in_prompt(self) -> bool:
@@ -86,6 +95,11 @@ class _Sequence:
     @property
     def total_tokens(self) -> int:
         return len(self.prompt) + self.params.max_new_tokens
+
+    def advance(self, count: int) -> None:
+        """The next `count` tokens are in the caches."""
+        self.context += count
+        del self.pending[:count]
 
     @property
     def is_done(self) -> bool:
@@ -103,6 +117,11 @@ class Engine:
         threads: worker threads of compiled kernels.
         row_multiple: pad every step to a multiple of so many rows.
         poison: fill caches with NaN, 0x7F and -1 before use; for tests.
+        prefill: "exact" runs all layers on every token of a prompt; "bounded" runs the decoder's layers on the last
+            tokens only, as many as a window has, and takes about half the time. It is an approximation that the
+            model's authors intend (SPEC 5.4); prompts no longer than a window are exact.
+    Raises:
+        RequestError: sizes or a prefill that this plan cannot serve.
     """
 
     def __init__(
@@ -114,6 +133,7 @@ class Engine:
         threads: int = 1,
         row_multiple: int = 1,
         poison: bool = False,
+        prefill: str = "exact",
     ) -> None:
         self.plan = plan
         self.config = ModelConfig.from_dict(plan.manifest.model)
@@ -121,6 +141,7 @@ class Engine:
         self._max_rows = self._highest("T", 512)
         self.max_sequences = max_sequences or min(DEFAULT_SEQUENCES, self._highest("B", DEFAULT_SEQUENCES))
         self._check_sequences()
+        self.bounded = self._bounded_prefill(prefill)
         self.caches = self._make_caches(cache_tokens, poison)
         self.executor = CpuExecutor(plan, self.caches.tensors, threads)
         self._tokenizer: Tokenizer | None = None
@@ -193,6 +214,11 @@ class Engine:
         return [self._sequence(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
 
     def _sequence(self, request: int, prompt: Prompt, params: SamplingParams) -> _Sequence:
+        if self.bounded is not None and params.collect_logits:
+            raise RequestError(
+                f"prompt {request} asks for the logits of all its tokens (collect_logits, --save-logits), and a "
+                "bounded prefill computes only the last token's; load the plan with prefill exact, or collect no logits"
+            )
         ids = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         if not ids:
             raise RequestError(f"prompt {request} is empty; give at least one token")
@@ -254,27 +280,66 @@ class Engine:
 
     def _step(self, active: Sequence[_Sequence]) -> list[tuple[_Sequence, Tensor]]:
         """Runs one step and gives each sequence whose known tokens are all in the caches its next logits [vocab]."""
+        encoded = [sequence for sequence in active if sequence.carry and not sequence.pending]
+        if encoded:
+            return self._finish_prompts(encoded)
         chosen = self._pick(active)
+        program = self._program(chosen[0][0])
         pieces = [_piece(sequence, count) for sequence, count in chosen]
-        rows = sum(count for _, count in chosen)
-        padded = min(-(-rows // self.row_multiple) * self.row_multiple, self._max_rows)
-        lowest = max(padded, self._lowest("T"))
-        logits = self.executor.run("step", step_inputs(pieces, lowest, self._lowest("P")))["logits"]
+        outputs = self._run(program, pieces)
+        if program == ENCODE:
+            self._keep(chosen, outputs)
+            return []
+        logits = outputs["logits"]
         ready = []
         start = 0
         for (sequence, count), piece in zip(chosen, pieces, strict=True):
             own = logits[start : start + len(piece.wanted)]
             start += len(piece.wanted)
             _collect(sequence, own)
-            sequence.context += count
-            del sequence.pending[:count]
+            sequence.advance(count)
             if not sequence.pending:
                 ready.append((sequence, own[-1]))
         return ready
 
+    def _run(self, program: str, pieces: Sequence[Piece], carries: Sequence[Carry] = ()) -> dict[str, Tensor]:
+        rows = sum(len(piece.tokens) for piece in pieces)
+        padded = min(-(-rows // self.row_multiple) * self.row_multiple, self._highest("T", 512))
+        inputs = step_inputs(pieces, max(padded, self._lowest("T")), self._lowest("P"))
+        if self.bounded is not None and carries:
+            inputs |= self.bounded.inputs(carries, inputs["positions"].shape[0])
+        return self.executor.run(program, inputs)
+
+    def _keep(self, chosen: Sequence[tuple[_Sequence, int]], outputs: dict[str, Tensor]) -> None:
+        """After a call of `encode`."""
+        assert self.bounded is not None, "only a bounded prefill encodes"
+        start = 0
+        for sequence, count in chosen:
+            sequence.carry = self.bounded.kept(sequence.carry, outputs, start, count)
+            sequence.advance(count)
+            start += count
+
+    def _finish_prompts(self, encoded: Sequence[_Sequence]) -> list[tuple[_Sequence, Tensor]]:
+        """Runs the tail of as many encoded prompts as fit in one call, and gives their logits."""
+        assert self.bounded is not None, "only a bounded prefill has tails"
+        window = self.bounded.window
+        fitting = min(self._highest("T", 512) // window, self._highest("R", len(encoded)))
+        chosen = encoded[:fitting]
+        pieces = [_tail_piece(sequence, window) for sequence in chosen]
+        logits = self._run(TAIL, pieces, [sequence.carry for sequence in chosen])["logits"]
+        for sequence in chosen:
+            sequence.carry = {}
+        return list(zip(chosen, logits, strict=True))
+
+    def _program(self, sequence: _Sequence) -> str:
+        """The program that takes a sequence's next tokens."""
+        is_bounded = self.bounded is not None and sequence.in_prompt and self.bounded.applies_to(sequence.prompt)
+        return ENCODE if is_bounded else STEP
+
     def _pick(self, active: Sequence[_Sequence]) -> list[tuple[_Sequence, int]]:
         """The sequences of the next step and how many tokens of each: prompts first, then all that decode."""
         in_prompt = [sequence for sequence in active if sequence.in_prompt]
+        in_prompt = [sequence for sequence in in_prompt if self._program(sequence) == self._program(in_prompt[0])]
         rows, logit_rows = self._max_rows, self._highest("R", self._max_rows)
         chosen = []
         for sequence in in_prompt or active:
@@ -305,6 +370,13 @@ class Engine:
                 "ask for fewer, or compile it with a larger range of B"
             )
 
+    def _bounded_prefill(self, prefill: str) -> BoundedPrefill | None:
+        if prefill not in PREFILLS:
+            raise RequestError(f"prefill '{prefill}' is unknown; supported are {', '.join(PREFILLS)}")
+        if prefill == "exact":
+            return None
+        return BoundedPrefill(self.plan, self.config.sliding_window, self._highest("T", 512))
+
     def _make_caches(self, cache_tokens: int | None, poison: bool) -> CachePool:
         specs, page_tokens = self.plan.manifest.state, self.caches_page_tokens
         if cache_tokens is None:
@@ -328,6 +400,13 @@ def _wanted(sequence: _Sequence, count: int) -> Sequence[int]:
 def _piece(sequence: _Sequence, count: int) -> Piece:
     assert sequence.allotment is not None, "active sequences hold their caches"
     return Piece(sequence.allotment, sequence.context, sequence.pending[:count], _wanted(sequence, count))
+
+
+def _tail_piece(sequence: _Sequence, window: int) -> Piece:
+    """The last rows of a prompt, as a segment that begins with the first of them."""
+    assert sequence.allotment is not None, "active sequences hold their caches"
+    tokens = sequence.prompt[-window:]
+    return Piece(sequence.allotment, len(sequence.prompt) - len(tokens), tokens, [len(tokens) - 1])
 
 
 def _collect(sequence: _Sequence, logits: Tensor) -> None:

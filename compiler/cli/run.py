@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from dsv41c.errors import RequestError
 from dsv41c.runtime.api import load
-from dsv41c.runtime.engine import Completion, Engine, Prompt, TokenEvent
+from dsv41c.runtime.engine import PREFILLS, Completion, Engine, Prompt, TokenEvent
 from dsv41c.runtime.sampling import SamplingParams
 
 DEFAULT_NEW_TOKENS = 16
@@ -47,6 +47,13 @@ class TokenIds(click.ParamType):
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Sample among the best whose sum reaches p.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the compiled kernels.")
+@click.option(
+    "--prefill",
+    type=click.Choice(PREFILLS),
+    default=PREFILLS[0],
+    show_default=True,
+    help="exact: all layers on every token of the prompt; bounded: the decoder's layers on its last tokens only.",
+)
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Where the checkpoint lies now, if it was moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end and nothing else on stdout.")
 @click.option(
@@ -68,6 +75,7 @@ def run_command(
     top_p: float,
     seed: int,
     threads: int,
+    prefill: str,
     checkpoint: Path | None,
     as_json: bool,
     save_logits: Path | None,
@@ -103,7 +111,7 @@ def run_command(
     if save_logits is not None and not save_logits.absolute().parent.is_dir():
         raise RequestError(f"--save-logits {save_logits}: there is no folder {save_logits.parent}; make it first")
     started = time.perf_counter()
-    engine = load(plan, checkpoint=checkpoint, threads=threads, max_sequences=1)
+    engine = load(plan, checkpoint=checkpoint, threads=threads, max_sequences=1, prefill=prefill)
     watch = _Watch(started, time.perf_counter())
     show = None if as_json else _Stream(engine, as_text=prompt is not None)
 

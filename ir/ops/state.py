@@ -23,6 +23,10 @@ from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_by
 from dsv41c.ir.types import FORMATS, CacheType, TensorType
 
 
+# Notes of the pass group-csa2 on attentions and selections; no kernel gets them.
+GROUP_NOTES = ("mode", "source", "group")
+
+
 class StateOp(CustomOp):
     """An op with cache operands."""
 
@@ -132,6 +136,9 @@ class SparseAttention(StateOp):
     scale = attr_def(FloatAttr)
     window_page = attr_def(IntegerAttr)
     main_page = attr_def(IntegerAttr)
+    mode = opt_attr_def(StringAttr)
+    source = opt_attr_def(StringAttr)
+    group = opt_attr_def(IntegerAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
@@ -148,9 +155,28 @@ class SparseAttention(StateOp):
             self.check_layout("main", "fp4_e4m3", self.main_page.value.data, columns)
 
 
+class _IndexOp(StateOp):
+    """An op that scores the entries of an index cache."""
+
+    def verify_(self) -> None:
+        query, ratio, page = self.operands[0].type, self.attributes["ratio"], self.attributes["page"]
+        assert isinstance(query, TensorType)
+        assert isinstance(ratio, IntegerAttr)
+        assert isinstance(page, IntegerAttr)
+        self.check_layout("index", "fp4_e8m0", page.value.data, _static(query.dims[-1]))
+        held = self.cache_type("index").data.ratio
+        if held != ratio.value.data:
+            raise VerifyException(
+                f"{self.name} asks for ratio {ratio.value.data}; the cache holds one entry for {held} tokens"
+            )
+
+
 @irdl_op_definition
-class IndexTopk(StateOp):
-    """Scores visible index entries and keeps the best: topk si64 [T, k], candidate blocks si64 [T, n_blocks]."""
+class IndexTopk(_IndexOp):
+    """Scores visible index entries and keeps the best: topk si64 [T, k], candidate blocks si64 [T, n_blocks].
+
+    Every visible entry is scored; those outside a row's candidate blocks are masked afterwards.
+    """
 
     name = "dsv41.index_topk"
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("ratio", "k", "page", "block", "n_blocks")
@@ -166,18 +192,36 @@ class IndexTopk(StateOp):
     page = attr_def(IntegerAttr)
     block = attr_def(IntegerAttr)
     n_blocks = attr_def(IntegerAttr)
+    mode = opt_attr_def(StringAttr)
+    source = opt_attr_def(StringAttr)
+    group = opt_attr_def(IntegerAttr)
     topk = result_def(TensorType)
     blocks = result_def(TensorType)
     traits = traits_def(Pure())
 
-    def verify_(self) -> None:
-        assert isinstance(self.query.type, TensorType)
-        self.check_layout("index", "fp4_e8m0", self.page.value.data, _static(self.query.type.dims[-1]))
-        if self.cache_type("index").data.ratio != self.ratio.value.data:
-            raise VerifyException(
-                f"dsv41.index_topk asks for ratio {self.ratio.value.data}; "
-                f"the cache holds one entry for {self.cache_type('index').data.ratio} tokens"
-            )
+
+@irdl_op_definition
+class IndexPoolTopk(_IndexOp):
+    """The same choice from a row's candidate blocks, of which alone it scores entries: topk si64 [T, k]."""
+
+    name = "dsv41.index_pool_topk"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("ratio", "k", "page", "block")
+    query = operand_def(TensorType)
+    weights = operand_def(TensorType)
+    index = operand_def(CacheType)
+    pages = operand_def(TensorType)
+    sequence = operand_def(TensorType)
+    positions = operand_def(TensorType)
+    candidates = operand_def(TensorType)
+    ratio = attr_def(IntegerAttr)
+    k = attr_def(IntegerAttr)
+    page = attr_def(IntegerAttr)
+    block = attr_def(IntegerAttr)
+    mode = opt_attr_def(StringAttr)
+    source = opt_attr_def(StringAttr)
+    group = opt_attr_def(IntegerAttr)
+    topk = result_def(TensorType)
+    traits = traits_def(Pure())
 
 
 def _static(dim: int | str) -> int:
@@ -204,6 +248,11 @@ def _topk_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
     assert isinstance(op, IndexTopk)
     rows = shaped(operands[0]).shape[0]
     return [Shaped((rows, op.k.value.data), "si64"), Shaped((rows, op.n_blocks.value.data), "si64")]
+
+
+def _pool_topk_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    assert isinstance(op, IndexPoolTopk)
+    return [Shaped((shaped(operands[0]).shape[0], op.k.value.data), "si64")]
 
 
 def _storage_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
@@ -243,6 +292,19 @@ def _attention_cost(op: Operation, operands: Sequence[Argument], results: Sequen
     return Cost(read, moved_bytes(results), {"bf16": flops})
 
 
+def rows_scored(op: IndexTopk | IndexPoolTopk, operands: Sequence[Argument]) -> int:
+    """Index rows that one query scores when its block table is full (SPEC 15.2).
+
+    Args:
+        op: the selection.
+        operands: its operands with their sizes.
+    """
+    entries = shaped(operands[3]).shape[1] * op.page.value.data
+    if isinstance(op, IndexTopk):
+        return entries
+    return min(entries, shaped(operands[6]).shape[1] * op.block.value.data)
+
+
 def _topk_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
     """Every row scores the entries that its block table holds, or those of its candidate blocks alone (SPEC 15.2).
 
@@ -250,13 +312,11 @@ def _topk_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Ar
     fp4 values; an entry's score is a sum over heads of relu(dot) * weight, three operations each. Index rows are read
     once a sequence, or those of a row's candidate blocks where that is less.
     """
-    assert isinstance(op, IndexTopk)
+    assert isinstance(op, IndexTopk | IndexPoolTopk)
     rows, heads, columns = shaped(operands[0]).shape
     sequences, pages = shaped(operands[3]).shape
-    entries = pages * op.page.value.data
-    scored, keys = entries, sequences * entries
-    if operands[6] is not None:
-        scored = min(entries, shaped(operands[6]).shape[1] * op.block.value.data)
+    scored, keys = rows_scored(op, operands), sequences * pages * op.page.value.data
+    if isinstance(op, IndexPoolTopk):
         keys = min(keys, rows * scored)
     read = moved_bytes(operands) + keys * op.cache_type("index").row_bytes
     flops = {"fp4_fp4": 2 * rows * heads * columns * scored, "f32": 3 * rows * heads * scored}
@@ -276,4 +336,5 @@ RULES = [
     OpRule(Storage, _storage_shape, Effect(reads=("cache",)), _no_cost, _run_storage),
     OpRule(SparseAttention, _attention_shape, Effect(reads=("window", "main")), _attention_cost, run_reference),
     OpRule(IndexTopk, _topk_shape, Effect(reads=("index",)), _topk_cost, run_reference),
+    OpRule(IndexPoolTopk, _pool_topk_shape, Effect(reads=("index",)), _topk_cost, run_reference),
 ]

@@ -1,4 +1,7 @@
-"""`index_topk`: scores the index keys a row may see and keeps the best, in tiles of rows under a byte budget.
+"""`index_topk` and `index_pool_topk`: score the index keys of a row, keep the best, in tiles of rows under a budget.
+
+The first scores all keys that a row may see. The second scores those of its candidate blocks, so that its work does not
+grow with the context; in a context no longer than the pool the blocks hold all keys, and it takes the first one's way.
 
 Order among equal scores is part of the result: relu makes many scores exactly zero, and a zero may carry either sign.
 A score and its position are therefore packed into one integer, larger for a higher score, then for a lower position;
@@ -7,6 +10,7 @@ all keys of a row differ, so any top-k gives one answer (SPEC 4.10).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +21,9 @@ from dsv41c.models import quant
 from dsv41c.runtime.kernels.binding import LaunchContext, Results, Run
 from dsv41c.runtime.kernels.planes import planes
 
-SCRATCH_BYTES = 64 << 20  # no intermediate of a tile is larger
+SCRATCH_BYTES = 64 << 20  # no intermediate of a tile is larger, unless a single row's is
+# Rows of pools share no work, so a tile is no larger than what stays in the processor's cache (bench/cpu_index.py).
+_CACHE_BYTES = 8 << 20
 _FORMAT = "fp4_e8m0"
 _POSITION_BITS = 31
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
@@ -33,7 +39,11 @@ class Selection:
     k: int
     page: int
     block: int
-    n_blocks: int
+    n_blocks: int = 0
+
+
+# Query, weights, keys, visible, pool, rule of one sequence's rows; see `_select`.
+_Select = Callable[[Tensor, Tensor, "_SequenceKeys", Tensor, "Tensor | None", Selection], tuple[Tensor, Tensor]]
 
 
 def bind(context: LaunchContext) -> Run:
@@ -41,6 +51,16 @@ def bind(context: LaunchContext) -> Run:
 
     Results: topk int64 [T, k] and blocks int64 [T, n_blocks], both ascending, -1 last.
     """
+    return _bind(context, _select)
+
+
+def bind_pool(context: LaunchContext) -> Run:
+    """Arguments as in `bind`, with candidates. Result: topk int64 [T, k], ascending, -1 last."""
+    run = _bind(context, _select_from_pool)
+    return lambda args: run(args)[:1]
+
+
+def _bind(context: LaunchContext, select: _Select) -> Run:
     cache: Tensor = context.constants[2]
     rule = Selection(**context.attrs)
 
@@ -50,13 +70,13 @@ def bind(context: LaunchContext) -> Run:
         visible = (positions + 1) // rule.ratio
         if rows == 1 and int(visible) > 0:  # decode: nothing to gather
             keys = _SequenceKeys(cache, pages[int(sequence)], rule.page, query.shape[-1])
-            return _select(query, weights, keys, visible, candidates, rule)
+            return select(query, weights, keys, visible, candidates, rule)
         topk = positions.new_full((rows, rule.k), -1)
         blocks = positions.new_full((rows, rule.n_blocks), -1)
         for b, own in _rows_by_sequence(sequence, visible):
             keys = _SequenceKeys(cache, pages[b], rule.page, query.shape[-1])
             pool = None if candidates is None else candidates[own]
-            topk[own], blocks[own] = _select(query[own], weights[own], keys, visible[own], pool, rule)
+            topk[own], blocks[own] = select(query[own], weights[own], keys, visible[own], pool, rule)
         return topk, blocks
 
     return run
@@ -135,19 +155,44 @@ def _select(
     longest = int(visible.max())
     if pool is None and _nothing_is_dropped(longest, rule):
         return _ascending(visible, rule.k), _ascending(-(-visible // rule.block), rule.n_blocks)
-    rows = visible.shape[0]
-    if pool is not None and rows == 1 and longest > pool.shape[1] * rule.block:
-        return _from_pool(query, weights, keys, visible, pool, rule)
+    return _tiled(
+        dense_tile(longest),
+        visible.shape[0],
+        lambda own: _dense(
+            query[own], weights[own], keys, visible[own], longest, None if pool is None else pool[own], rule
+        ),
+    )
+
+
+def _select_from_pool(
+    query: Tensor, weights: Tensor, keys: _SequenceKeys, visible: Tensor, pool: Tensor | None, rule: Selection
+) -> tuple[Tensor, Tensor]:
+    """As `_select`, by the entries of each row's candidate blocks alone (SPEC 4.9)."""
+    assert pool is not None, "index_pool_topk has candidates"
+    if int(visible.max()) <= pool.shape[1] * rule.block:
+        return _select(query, weights, keys, visible, pool, rule)
+    return _tiled(
+        pool_tile(pool.shape[1] * rule.block, *query.shape[1:]),
+        visible.shape[0],
+        lambda own: _from_pool(query[own], weights[own], keys, visible[own], pool[own], rule),
+    )
+
+
+def _tiled(tile: int, rows: int, select: Callable[[slice], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    parts = [select(slice(start, start + tile)) for start in range(0, rows, tile)]
+    return torch.cat([topk for topk, _ in parts]), torch.cat([blocks for _, blocks in parts])
+
+
+def dense_tile(longest: int) -> int:
+    """Rows that are scored together over `longest` entries each."""
     # Per row and entry: the packed score key (8 bytes) and a few fp32 temporaries of the selection.
-    tile = max(1, SCRATCH_BYTES // (24 * longest))
-    topk, blocks = [], []
-    for start in range(0, rows, tile):
-        own = slice(start, start + tile)
-        tile_pool = None if pool is None else pool[own]
-        picked = _dense(query[own], weights[own], keys, visible[own], longest, tile_pool, rule)
-        topk.append(picked[0])
-        blocks.append(picked[1])
-    return torch.cat(topk), torch.cat(blocks)
+    return max(1, SCRATCH_BYTES // (24 * longest))
+
+
+def pool_tile(entries: int, heads: int, channels: int) -> int:
+    """Rows that are scored together over `entries` entries of their pools each."""
+    # Per row and entry: the key in fp32, the products of its heads in bf16 and fp32, the packed score key.
+    return max(1, min(SCRATCH_BYTES, _CACHE_BYTES) // (max(4 * channels, 8 * heads, 24) * entries))
 
 
 def _nothing_is_dropped(longest: int, rule: Selection) -> bool:
@@ -218,24 +263,20 @@ def _in_pool(pool: Tensor, longest: int, block: int) -> Tensor:
 def _from_pool(
     query: Tensor, weights: Tensor, keys: _SequenceKeys, visible: Tensor, pool: Tensor, rule: Selection
 ) -> tuple[Tensor, Tensor]:
-    """One row scored on its candidate blocks alone, so that the work does not grow with the context (SPEC 4.9)."""
-    entries = (pool[0].unsqueeze(-1) * rule.block + torch.arange(rule.block)).flatten()
-    reachable = (entries >= 0) & (entries < visible)
-    entries = entries[reachable]
-    scores = score(torch.matmul(query.to(torch.float32), keys.gather(entries).t()), weights)
-    topk = best(scores, rule.k, entries)
-    if rule.n_blocks == 0:
-        return topk, topk.new_empty((1, 0))
-    everywhere = torch.full((1, int(visible)), _NEG_INF)
-    everywhere[0, entries] = scores[0]
-    return topk, candidate_blocks(everywhere, visible, rule.block, rule.n_blocks)
+    """A tile of rows, each on its own candidate blocks up to what it sees itself (SPEC 13.21)."""
+    entries = (pool.unsqueeze(-1) * rule.block + torch.arange(rule.block)).flatten(1)
+    hidden = (entries < 0) | (entries >= visible.unsqueeze(-1))
+    own = keys.gather(torch.where(hidden, 0, entries))
+    scores = score(torch.matmul(query.to(torch.float32), own.transpose(1, 2)), weights)
+    scores.masked_fill_(hidden, _NEG_INF)
+    return best(scores, rule.k, entries), entries.new_empty((entries.shape[0], 0))
 
 
 def best(scores: Tensor, k: int, entries: Tensor | None = None) -> Tensor:
     """The k highest scores of each row: higher score first, then lower entry; -inf is never chosen.
 
     Args:
-        scores: fp32 [t, n], no NaN. entries: int64 [n], the entry of each column; its number if absent.
+        scores: fp32 [t, n], no NaN. entries: int64 [n] or [t, n], the entry of each column; its number if absent.
     Returns:
         int64 [t, k] entries, ascending, -1 last.
     """

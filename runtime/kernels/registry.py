@@ -22,6 +22,7 @@ _REFERENCE = {
     "store": store.bind,
     "load": load.bind,
     "index_topk": index_topk.bind,
+    "index_pool_topk": index_topk.bind_pool,
     "rotary": rotary.bind,
     "lookup": lookup.bind,
     "experts": experts.bind,

@@ -50,14 +50,17 @@ def test_index_scores_are_fp4_products_and_a_weighted_sum(step: FuncOp) -> None:
     assert found.read == tensors + 2 * 8 * 17
 
 
-def test_a_candidate_pool_bounds_scores_and_reads(step: FuncOp) -> None:
+def test_a_mask_does_not_spare_scores_and_a_pool_does(step: FuncOp) -> None:
     """One row, sixteen entries, three blocks of two; and not more than there are entries."""
-    found = cost(step, "dsv41.index_topk", ONE, 1)
+    masked, found = cost(step, "dsv41.index_topk", ONE, 1), cost(step, "dsv41.index_pool_topk", ONE)
+    assert masked.flops == {"fp4_fp4": 16 * 2 * 2 * 32, "f32": 16 * 2 * 3}
     assert found.flops == {"fp4_fp4": 6 * 2 * 2 * 32, "f32": 6 * 2 * 3}
-    assert found.read == 2 * 2 * 32 + 2 * 2 + 8 * 4 + 8 + 8 + 8 * 3 + 6 * 17
-    longer = cost(step, "dsv41.index_topk", {**ONE, "P": 4000}, 1)
+    tensors = 2 * 2 * 32 + 2 * 2 + 8 * 4 + 8 + 8 + 8 * 3
+    assert (masked.read, found.read) == (tensors + 16 * 17, tensors + 6 * 17)
+    longer = cost(step, "dsv41.index_pool_topk", {**ONE, "P": 4000})
     assert longer.flops == found.flops
-    assert cost(step, "dsv41.index_topk", {**ONE, "P": 1}, 1).flops["f32"] == 4 * 2 * 3
+    assert longer.read - found.read == 8 * (4000 - 4)
+    assert cost(step, "dsv41.index_pool_topk", {**ONE, "P": 1}).flops["f32"] == 4 * 2 * 3
 
 
 def test_experts_count_the_chosen_ones(step: FuncOp) -> None:

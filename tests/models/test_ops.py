@@ -104,6 +104,7 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("index_topk", topk_arguments(candidates=False, n_blocks=0)),
         ("index_topk", topk_arguments(candidates=False, n_blocks=2)),
         ("index_topk", topk_arguments(candidates=True, n_blocks=0)),
+        ("index_pool_topk", topk_arguments(candidates=True, n_blocks=0)[:-1]),
         *mhc_arguments().items(),
         ("mhc_leave", mhc_arguments(rows=torch.tensor([2, 0]))["mhc_leave"]),
     ]
@@ -222,11 +223,13 @@ def test_topk_sees_only_its_own_visible_entries() -> None:
 
 
 def test_topk_stays_inside_the_candidates() -> None:
-    topk, _ = ops.index_topk(*topk_arguments(candidates=True, n_blocks=0))
+    arguments = topk_arguments(candidates=True, n_blocks=0)
+    topk, _ = ops.index_topk(*arguments)
     pools = [{0}, {0, 1, 6}, {2, 3}, {4, 5, 10, 11}, set()]
     for row, pool in zip(topk.tolist(), pools, strict=True):
         assert {entry for entry in row if entry >= 0} <= pool
     assert topk[2].tolist() == [2, 3, -1], "fewer candidates than k"
+    assert torch.equal(ops.index_pool_topk(*arguments[:-1]), topk)
 
 
 def test_equal_scores_go_to_the_lower_index() -> None:

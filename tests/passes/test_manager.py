@@ -1,14 +1,14 @@
 """The manager: verification, dumps, counts, origins, comparison that names pass and value, bisection, pipelines."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 from programs import STORE, WINDOW, function, load, state_function
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
 
 from dsv41c.errors import CompileError, IRError
 from dsv41c.ir.builder import functions
@@ -259,3 +259,41 @@ def test_every_pass_says_what_why_needs_and_what_it_does_not_handle(pass_class: 
 def test_digests_tell_options_and_passes_apart() -> None:
     assert Rename().digest() == Rename().digest()
     assert len({Rename().digest(), Rename(count=1).digest(), DeadCode().digest(), StateInPlace().digest()}) == 4
+
+
+@dataclass(frozen=True)
+class AddProgram(Pass):
+    """Adds a copy of the program."""
+
+    name: ClassVar[str] = "add-program"
+    extends: ClassVar[bool] = True
+
+    def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
+        """Add `part`."""
+        part = functions(module)["step"].clone()
+        part.sym_name = StringAttr("part")
+        module.body.block.add_op(part)
+        return PassResult(True)
+
+
+@dataclass(frozen=True)
+class BreakPart(Pass):
+    """Moves a value in the added program only."""
+
+    name: ClassVar[str] = "break-part"
+
+    def run(self, module: ModuleOp, ctx: PassContext) -> PassResult:
+        """Replace its product by a maximum."""
+        op = next(op for op in functions(module)["part"].walk() if op.name == "torch.aten.mul.Tensor")
+        replace_op(op, aten_class("torch.aten.maximum").create(operands=op.operands, result_types=op.result_types))
+        return PassResult(True)
+
+
+def test_passes_are_compared_on_programs_that_one_before_them_added() -> None:
+    def probe_all(module: ModuleOp) -> Sequence[ProbeCase]:
+        (case,) = probe(module)
+        return [replace(case, function=name) for name in functions(module)]
+
+    passes = [AddProgram(), DeadCode(), BreakPart()]
+    with pytest.raises(CompileError, match=r"pass 'break-part' moved %\S+ of 'part'"):
+        PassManager(passes, verify_each=probe_all).run(parse_module(CHAIN))

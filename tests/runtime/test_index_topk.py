@@ -120,16 +120,92 @@ def test_against_oracle(
             assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("single", [False, True])
-def test_candidates_restrict(single: bool) -> None:
+def make_pool(args: list[Tensor], blocks: int, block: int, ratio: int, seed: int) -> Tensor:
+    """For each row random blocks of what its sequence has, its own newest one among them; ascending, -1 last."""
+    rng = torch.Generator().manual_seed(seed)
+    pool = torch.full((args[5].shape[0], blocks), -1)
+    for row, position in enumerate(args[5].tolist()):
+        count = -(-((position + 1) // ratio) // block)
+        if count == 0:
+            continue
+        others = torch.randperm(count - 1, generator=rng)[: blocks - 1].tolist()
+        chosen = torch.tensor(sorted([*others, count - 1]))
+        pool[row, : len(chosen)] = chosen
+    return pool
+
+
+def run_pool(args: list[Tensor], pool: Tensor, **attrs: int) -> Tensor:
+    constants = tuple(args[2] if i == 2 else None for i in range(7))
+    (topk,) = index_topk.bind_pool(LaunchContext(attrs, constants))([*args, pool])
+    return topk
+
+
+def one_row(args: list[Tensor], row: int) -> list[Tensor]:
+    """The batch of a single one of its rows."""
+    return [args[0][row : row + 1], args[1][row : row + 1], *args[2:4], args[4][row : row + 1], args[5][row : row + 1]]
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize("plateau", [False, True])
+@pytest.mark.parametrize("lengths", [[1], [7], [50, 44], [3, 90, 33]])
+@pytest.mark.parametrize("scratch", [index_topk.SCRATCH_BYTES, 2048])
+def test_candidates_restrict(
+    monkeypatch: pytest.MonkeyPatch, ratio: int, plateau: bool, lengths: list[int], scratch: int
+) -> None:
+    """Blocks of five that straddle pages of four; rows whose pools hold all they see, and rows whose pools do not."""
+    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", scratch)
+    args = make_batch(4, lengths, ratio, plateau)
+    for blocks in (1, 3, 40):
+        pool = make_pool(args, blocks, 5, ratio, seed=blocks)
+        for k in (5, 30):
+            attrs = {"ratio": ratio, "k": k, "page": _PAGE, "block": 5}
+            want = slow(args, pool, ratio, k, 5, 0)[0]
+            assert run([*args, pool], **attrs, n_blocks=0)[0].tolist() == want
+            assert run_pool(args, pool, **attrs).tolist() == want
+            assert ops.index_pool_topk(*args, pool, *attrs.values()).tolist() == want
+            for row in range(len(want)):
+                alone = run_pool(one_row(args, row), pool[row : row + 1], **attrs)
+                assert alone.tolist() == want[row : row + 1]
+
+
+def test_a_masked_selection_still_publishes_blocks() -> None:
     args = make_batch(4, [50, 44], 1, False)
-    if single:
-        args = [args[0][8:9], args[1][8:9], *args[2:4], args[4][8:9], args[5][8:9]]
     pool = torch.tensor([[0, 3, 7, -1]]).repeat(args[0].shape[0], 1)
-    for k in (5, 30):
-        got = run([*args, pool], ratio=1, k=k, page=_PAGE, block=4, n_blocks=2)
-        want = slow(args, pool, 1, k, 4, 2)
-        assert (got[0].tolist(), got[1].tolist()) == want
+    got = run([*args, pool], ratio=1, k=5, page=_PAGE, block=4, n_blocks=2)
+    assert (got[0].tolist(), got[1].tolist()) == slow(args, pool, 1, 5, 4, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_pool_costs_the_same_at_any_context(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Counted, not timed: keys that are decoded and scores that are computed, at contexts from 6 to 96 pools."""
+    counts = {"pool": [], "mask": []}
+    decode, score = index_topk._decode, index_topk.score
+
+    def counting_decode(data: Tensor, scale: Tensor) -> Tensor:
+        work["keys"] += data.numel() // data.shape[-1]
+        return decode(data, scale)
+
+    def counting_score(dots: Tensor, weights: Tensor) -> Tensor:
+        work["scores"] += dots.shape[0] * dots.shape[-1]
+        return score(dots, weights)
+
+    monkeypatch.setattr(index_topk, "_decode", counting_decode)
+    monkeypatch.setattr(index_topk, "score", counting_score)
+    pool_entries = 3 * 4
+    for length in (72, 144, 288, 1152):
+        args = make_batch(5, [length], 1, False)
+        args = [args[0][:rows], args[1][:rows], *args[2:4], args[4][:rows], args[5][:rows]]
+        pool = make_pool(args, 3, 4, 1, seed=length)
+        work = {"keys": 0, "scores": 0}
+        run_pool(args, pool, ratio=1, k=5, page=_PAGE, block=4)
+        assert work["scores"] == rows * pool_entries
+        assert work["keys"] <= rows * pool_entries
+        counts["pool"].append(work)
+        work = {"keys": 0, "scores": 0}
+        run([*args, pool], ratio=1, k=5, page=_PAGE, block=4, n_blocks=0)
+        counts["mask"].append(work)
+    assert len({work["scores"] for work in counts["pool"]}) == 1
+    assert counts["mask"][-1]["scores"] >= 15 * counts["mask"][0]["scores"]
 
 
 def test_padding_alone() -> None:
@@ -137,6 +213,8 @@ def test_padding_alone() -> None:
     args[5][:] = -1
     topk, blocks = run([*args, None], ratio=1, k=3, page=_PAGE, block=4, n_blocks=2)
     assert topk.unique().tolist() == [-1]
+    pool = torch.zeros(args[0].shape[0], 2, dtype=torch.int64)
+    assert run_pool(args, pool, ratio=1, k=3, page=_PAGE, block=4).unique().tolist() == [-1]
     assert blocks.unique().tolist() == [-1]
 
 

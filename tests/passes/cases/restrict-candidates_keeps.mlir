@@ -1,0 +1,12 @@
+// RUN: restrict-candidates
+// MATCHES: 1
+// The candidate source scores all entries; names, notes and origins stay.
+
+func.func @f(%iq: !dsv41.tensor<[T, 2, 32], bf16>, %iw: !dsv41.tensor<[T, 2], bf16>, %pages: !dsv41.tensor<[B, P], si64>, %sequence: !dsv41.tensor<[T], si64>, %positions: !dsv41.tensor<[T], si64>, %index.2: !dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>) -> (!dsv41.tensor<[T, 4], si64>, !dsv41.tensor<[T, 4], si64>) attributes {dsv41.symbols = {T = [1, 512], B = [1, 64], P = [1, 9], N = [1, 99], S = [1, 4]}} {
+  %topk, %blocks = dsv41.index_topk %iq, %iw, %index.2, %pages, %sequence, %positions, none {ratio = 2, k = 4, page = 4, block = 2, n_blocks = 3, origin = "attention.py:9"} : !dsv41.tensor<[T, 2, 32], bf16>, !dsv41.tensor<[T, 2], bf16>, !dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>, !dsv41.tensor<[B, P], si64>, !dsv41.tensor<[T], si64>, !dsv41.tensor<[T], si64>, none -> !dsv41.tensor<[T, 4], si64>, !dsv41.tensor<[T, 3], si64>
+  %topk_1, %topk_1_blocks = dsv41.index_topk %iq, %iw, %index.2, %pages, %sequence, %positions, %blocks {ratio = 2, k = 4, page = 4, block = 2, n_blocks = 0, mode = "reindex", origin = "attention.py:9"} : !dsv41.tensor<[T, 2, 32], bf16>, !dsv41.tensor<[T, 2], bf16>, !dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>, !dsv41.tensor<[B, P], si64>, !dsv41.tensor<[T], si64>, !dsv41.tensor<[T], si64>, !dsv41.tensor<[T, 3], si64> -> !dsv41.tensor<[T, 4], si64>, !dsv41.tensor<[T, 0], si64>
+  func.return %topk, %topk_1 : !dsv41.tensor<[T, 4], si64>, !dsv41.tensor<[T, 4], si64>
+}
+
+// CHECK:      %topk, %blocks = dsv41.index_topk {{.*}}, none {{.*}}n_blocks = 3, origin = "attention.py:9"}
+// CHECK-NEXT: %topk_1 = dsv41.index_pool_topk {{.*}} %blocks {{.*}}mode = "reindex", origin = "attention.py:9, restrict-candidates"}
