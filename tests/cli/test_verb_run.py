@@ -48,6 +48,19 @@ def test_forced_tokens_are_fed_and_the_choices_reported(mini6_plan: Path, dsv41c
     torch.testing.assert_close(load_file(whole)["prefill"][3:], logits["decode"], rtol=0, atol=0.05)
 
 
+def test_a_bounded_prefill_goes_on_as_an_exact_one(mini6_plan: Path, dsv41c) -> None:
+    """The first window of a prompt leaves nothing out; behind a longer one the tokens fed are the same."""
+    for count in (16, 40):
+        args = ("--tokens", ",".join(str(5 + i) for i in range(count)), "--force-tokens", "7,1", "--json")
+        exact, bounded = (
+            json.loads(dsv41c("run", mini6_plan, *args, "--prefill", way).stdout) for way in ("exact", "bounded")
+        )
+        assert bounded["forced"] == exact["forced"] == [7, 1]
+        assert len(bounded["tokens"]) == 2
+        if count == 16:
+            assert bounded["tokens"] == exact["tokens"]
+
+
 def test_as_many_new_tokens_as_are_forced(mini6_plan: Path, dsv41c) -> None:
     found = json.loads(dsv41c("run", mini6_plan, "--tokens", "5", "--force-tokens", "7,1", "--json").stdout)
     assert found["forced"] == [7, 1]
@@ -120,6 +133,12 @@ def test_a_moved_checkpoint_is_named(mini6_plan: Path, dsv41c, tmp_path: Path) -
         (("--tokens", "5", "--top-p", "0"), 1, "error: top_p is 0.0"),
         (("--tokens", "5", "--temperature", "-1"), 1, "error: temperature is -1.0"),
         (("--tokens", "5", "--save-logits", "/no/such/folder/f"), 1, "there is no folder /no/such/folder"),
+        (("--tokens", "5", "--prefill", "fast"), 2, "'fast' is not one of 'exact', 'bounded'"),
+        (
+            ("--tokens", "5", "--prefill", "bounded", "--save-logits", "/tmp/f"),
+            1,
+            "error: prompt 0 asks for the",
+        ),
     ],
 )
 def test_refusals(args: tuple[str, ...], code: int, message: str, mini6_plan: Path, dsv41c) -> None:
