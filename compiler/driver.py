@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from dsv41c.compiler.artifact import staged_folder, write_files
-from dsv41c.compiler.bill import state_bill
+from dsv41c.compiler.bill import Programs, bill_of
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
@@ -38,7 +38,7 @@ from dsv41c.models.state import DEFAULT_PAGE_TOKENS, state_specs
 from dsv41c.models.weights import empty_backbone, stacked_names
 from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
-from dsv41c.passes.pipeline import default_pipeline
+from dsv41c.passes.pipeline import PHASES, default_pipeline
 from dsv41c.passes.specialize_rows import SUFFIX
 from dsv41c.passes.split_ced import ENCODE, TAIL
 from dsv41c.runtime.kernels import registry
@@ -63,6 +63,7 @@ from dsv41c.runtime.plan_format import (
 TARGETS = ("cpu",)
 TOKENIZER = "tokenizer.json"
 PROGRAM = "step"
+FORMATS_PHASE = 2  # of the pipeline: from here on products no longer show which formats they multiply
 PROGRAMS = (PROGRAM, ENCODE, TAIL)
 _TOOLS = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "xdsl")
 
@@ -147,12 +148,14 @@ def lower_config(
     progress: Progress = lambda *_: None,
     on_pass: Callable[[PassReport], None] = lambda report: None,
     probe: Probe | None = None,
+    skip: frozenset[str] = frozenset(),
 ) -> Lowered:
     """Traces the step program of a config and runs the passes; reads no weights, so any size will do.
 
     Args:
         config, options, progress, on_pass: as in `compile_checkpoint`.
         probe: gives the inputs on which the program is compared before and after each pass; None compares nothing.
+        skip: names of passes to leave out.
     """
     model = empty_backbone(config, options.page_tokens)
     progress("trace the model", 0, 1)
@@ -170,26 +173,37 @@ def lower_config(
         ALONE,
         COMPOSED,
     )
-    passes = default_pipeline()
+    passes = [pass_ for pass_ in default_pipeline() if pass_.name not in skip]
+    early = [pass_ for phase in PHASES for pass_ in phase.passes if phase.number < FORMATS_PHASE]
+    of_the_network = sum(pass_.name not in skip for pass_ in early)
+    network = functions(traced)[PROGRAM]
 
     def after_pass(report: PassReport, module: ModuleOp) -> None:
+        nonlocal network
+        if len(manager.reports) == of_the_network:
+            network = functions(module)[PROGRAM].clone()
         progress(f"pass {report.name}", len(manager.reports), len(passes))
         on_pass(report)
 
     manager = PassManager(passes, context, options.dump_ir, verify_each=probe, on_pass=after_pass)
     module = manager.run(traced)
     records = tuple(PassRecord(pass_.text(), pass_.digest()) for pass_ in passes)
-    return Lowered(module, ranges, records, manager.reports)
+    return Lowered(module, ranges, records, manager.reports, network)
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A module of launches and the functions they run, with what made it."""
+    """A module of launches and the functions they run, with what made it.
+
+    `network` is the step program after the rewrites of the network and before formats are chosen; costs are counted on
+    it.
+    """
 
     module: ModuleOp
     ranges: Ranges
     passes: tuple[PassRecord, ...]
     reports: list[PassReport]
+    network: FuncOp
 
     @property
     def programs(self) -> dict[str, FuncOp]:
@@ -205,6 +219,11 @@ class Lowered:
         """What the runtime runs."""
         forms = {name: None if name in PROGRAMS else name.removesuffix(SUFFIX) for name in self.programs}
         return LaunchList({name: program_of(func, forms[name]) for name, func in self.programs.items()})
+
+    def bill_programs(self) -> Programs:
+        """What the bill is made from."""
+        step = self.programs[PROGRAM]
+        return Programs(self.network, step, self.programs.get(PROGRAM + SUFFIX, step), self.ranges.symbols())
 
     def kernel_names(self) -> set[str]:
         """The kernels that launches name."""
@@ -318,7 +337,7 @@ class _Compilation:
             # One text for all: programs share the functions that they call.
             programs={name: f"programs/{PROGRAM}.mlir" for name in PROGRAMS if name in lowered.programs},
             digests=digests,
-            bill=state_bill(self.config, self.options.page_tokens),
+            bill=bill_of(self.config, self.options.page_tokens, lowered.bill_programs()),
         )
 
 

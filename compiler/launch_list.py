@@ -22,7 +22,7 @@ from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.runtime.plan_format import InputSpec, Launch, OutputSpec, Program
 
 # Notes on a launch that are not arguments of its kernel.
-_NOTES = (ORIGIN, "in_place", *GROUP_NOTES)
+NOTES = (ORIGIN, "in_place", *GROUP_NOTES)
 
 
 def program_of(func: FuncOp, of: str | None = None) -> Program:
@@ -48,7 +48,7 @@ def program_of(func: FuncOp, of: str | None = None) -> Program:
                 kernel=op.kernel.data,
                 args=tuple(None if slot is None else texts[slot] for slot in op.slots()),
                 results=tuple(texts[value] for value in results),
-                attrs={name: plain(value) for name, value in op.attributes.items() if name not in _NOTES},
+                attrs={name: plain(value) for name, value in op.attributes.items() if name not in NOTES},
                 frees=tuple(texts[value] for value in [*ending, *dead]),
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def inspect_command(plan: Path, checkpoint: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     out = console()
-    for part in (_facts, _programs, _kernels, _state, _weights, _bytes):
+    for part in (_facts, _programs, _kernels, _state, _weights, _bytes, *_bill_parts(found)):
         out.print(part(found))
         out.print()
     if found["reference_kernels"]:
@@ -125,12 +125,54 @@ def _weights(found: dict[str, Any]) -> Table:
 
 
 def _bytes(found: dict[str, Any]) -> Table:
-    return table("bytes", ("what", "size"), _bill(found), ("size",))
+    return table("bytes", ("what", "size"), _resident(found), ("size",))
 
 
-def _bill(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _resident(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, size in found["resident_bytes"].items():
         yield f"resident: {name.replace('_', ' ')}", bytes_text(size)
-    yield "paged caches, a token", bytes_text(found["global_cache_bytes_per_token"])
-    yield "windows, a sequence", bytes_text(found["window_bytes_per_sequence"])
-    yield "all rings, a sequence", bytes_text(found["ring_bytes_per_sequence"])
+    if "global_cache_bytes_per_token" in found:
+        yield "paged caches, a token", bytes_text(found["global_cache_bytes_per_token"])
+        yield "windows, a sequence, drafts included", bytes_text(found["window_bytes_per_sequence"])
+    yield "all rings of the backbone, a sequence", bytes_text(found["ring_bytes_per_sequence"])
+
+
+def _bill_parts(found: dict[str, Any]) -> list[Callable[[dict[str, Any]], Table]]:
+    """The tables of the bill that the plan has; one that was not made by the compiler may lack it."""
+    parts = {"kernels_per_layer": _launches_by_kind, "step_cost": _step_cost, "transient_peak_bytes": _transient}
+    return [part for key, part in parts.items() if key in found]
+
+
+def _launches_by_kind(found: dict[str, Any]) -> Table:
+    rows = [(kind, forms["prefill"], forms["decode"]) for kind, forms in found["kernels_per_layer"].items()]
+    whole = found["launches_per_step"]
+    rows.append(("whole step", whole["prefill"], whole["decode"]))
+    return table("launches", ("layer", "prefill", "decode"), rows, ("prefill", "decode"))
+
+
+def _step_cost(found: dict[str, Any]) -> Table:
+    rows = [
+        (
+            one["context"],
+            ", ".join(f"{precision} {_giga(count)}" for precision, count in one["flops"].items()),
+            _giga(one["flops_bf16_equivalent"]),
+            bytes_text(one["bytes"]),
+            bytes_text(one["minimal_bytes"]),
+        )
+        for one in found["step_cost"]
+    ]
+    numbers = ("context", "as bf16", "moved", "least")
+    return table("decode step, GFLOP", ("context", "by precision", *numbers[1:]), rows, numbers)
+
+
+def _giga(count: float) -> str:
+    return f"{count / 1e9:.3g}"
+
+
+def _transient(found: dict[str, Any]) -> Table:
+    rows = [
+        (one["chunk"], one["context"], bytes_text(one["bytes"]), bytes_text(one["indexer_bytes"]))
+        for one in found["transient_peak_bytes"]
+    ]
+    columns = ("rows", "context", "peak", "indexer's share")
+    return table("transient bytes", columns, rows, columns)

@@ -27,13 +27,22 @@ def test_json(mini6_plan: Path, process) -> None:
     assert [spec["name"] for spec in found["state"]] == list(found["cache_formats"])
     resident = found["resident_bytes"]
     assert resident["total"] == sum(size for name, size in resident.items() if name != "total")
+    assert found["window_bytes_per_sequence"] == (6 + 2) * 16 * 66
+    assert set(found["kernels_per_layer"]["reuse"]) == {"prefill", "decode"}
+    assert found["launches_per_step"]["prefill"] == step["launches"]
+    assert found["launches_per_step"]["decode"] == found["programs"]["step_one_row"]["launches"]
+    for one in found["step_cost"]:
+        assert set(one) == {"context", "flops", "flops_bf16_equivalent", "bytes", "minimal_bytes"}
+        assert one["bytes"] >= one["minimal_bytes"] > 0
+    assert [(one["chunk"], one["context"]) for one in found["transient_peak_bytes"]] == [(1, 192), (192, 192)]
+    assert set(found["transient_peak_bytes"][0]) == {"chunk", "context", "bytes", "indexer_bytes"}
     bundle = found["weights"]["layers.0.ffn.experts.*.w1.weight"]
     assert bundle == {"source": "checkpoint", "dtype": "ui8", "shape": [8, 64, 64], "tensors": 8, "bytes": 8 * 64 * 64}
 
 
 def test_tables(mini6_plan: Path, dsv41c) -> None:
     text = dsv41c("inspect", mini6_plan).stdout
-    for title in ("programs", "kernels", "state", "weights", "bytes"):
+    for title in ("programs", "kernels", "state", "weights", "bytes", "launches", "decode step", "transient"):
         assert f"\n{title} " in text
     lines = text.splitlines()
     (store,) = (line for line in lines if line.startswith("│ store "))

@@ -1,0 +1,115 @@
+"""Scratch rules against what torch's allocator counts while a kernel runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from dsv41c.models import quant
+from dsv41c.runtime.kernels import index_topk, registry, scratch, sparse_attention
+from dsv41c.runtime.kernels.binding import LaunchContext, Results
+
+# A rule may promise more than one run takes, for other routings and values, but not another order of magnitude.
+LOOSE = 3
+
+
+def measured(run: Callable[[], Results]) -> int:
+    """The largest sum of live allocations of a call, less its results."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        results = run()
+    assert profiler.profiler is not None
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    live = most = 0
+    for _, change in changes:
+        live += change
+        most = max(most, live)
+    return most - sum(result.nbytes for result in results)
+
+
+def check(kernel: str, args: list[Tensor | None], caches: tuple[int, ...], **attrs: Any) -> tuple[int, int]:
+    """Runs a kernel; gives measured and promised bytes after comparing them."""
+    constants = tuple(arg if i in caches else None for i, arg in enumerate(args))
+    run = registry.find(kernel).bind(LaunchContext(attrs, constants))
+    run(list(args))  # tables and views that are made once
+    found = measured(lambda: run(list(args)))
+    shapes = [None if arg is None else tuple(arg.shape) for arg in args]
+    promised = scratch.scratch_bytes(kernel, shapes, attrs)
+    assert found <= promised, kernel
+    assert promised <= LOOSE * found, kernel
+    return found, promised
+
+
+def index_args(rows: int, pages: int, page: int = 64, heads: int = 32, dim: int = 128) -> list[Tensor | None]:
+    """The last rows of one sequence that fills its pages."""
+    rng = torch.Generator().manual_seed(rows + pages)
+    keys = torch.randn(pages, page, dim, generator=rng).to(torch.bfloat16)
+    packed = quant.quantize(keys, "fp4_e8m0")
+    split = dim // 2
+    cache = torch.cat((packed[..., :split].flatten(1), packed[..., split:].flatten(1)), dim=1)
+    positions = torch.arange(pages * page - rows, pages * page)
+    query = torch.randn(rows, heads, dim, generator=rng).to(torch.bfloat16)
+    weights = torch.randn(rows, heads, generator=rng).to(torch.bfloat16)
+    return [query, weights, cache, torch.arange(pages)[None], torch.zeros(rows, dtype=torch.int64), positions, None]
+
+
+@pytest.mark.parametrize(("rows", "pages"), [(64, 32), (256, 128), (1, 256)])
+@pytest.mark.parametrize("budget", [64 << 20, 4 << 20])
+def test_index_topk(rows: int, pages: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", budget)
+    check("index_topk", index_args(rows, pages), (2,), ratio=1, k=512, page=64, block=8, n_blocks=256)
+
+
+@pytest.mark.parametrize("rows", [16, 128])
+def test_index_pool_topk(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", 8 << 20)
+    args = index_args(rows, 256)
+    rng = torch.Generator().manual_seed(1)
+    args[6] = torch.stack([torch.randperm(2000, generator=rng)[:256].sort().values for _ in range(rows)])
+    check("index_pool_topk", args, (2,), ratio=1, k=512, page=64, block=8)
+
+
+def packed_rows(count: int, row_format: str, dim: int) -> Tensor:
+    rng = torch.Generator().manual_seed(count)
+    return quant.quantize(torch.randn(count, dim, generator=rng).to(torch.bfloat16), row_format)
+
+
+@pytest.mark.parametrize("selected", [512, 0])
+@pytest.mark.parametrize("rows", [32, 256])
+def test_sparse_attention(rows: int, selected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that starts a sequence's window anew; every row selects others of the main rows."""
+    heads, dim, keys = 8, 128, 32
+    monkeypatch.setattr(sparse_attention, "SCRATCH_BYTES", 64 << 10)
+    rng = torch.Generator().manual_seed(2)
+    query = torch.randn(rows, heads, dim, generator=rng).to(torch.bfloat16)
+    window = packed_rows(32, "fp8_e8m0", dim).reshape(1, -1)
+    index = torch.randint(-rows - 1, 32, (rows, keys), generator=rng)
+    main = packed_rows(4096, "fp4_e4m3", dim).reshape(64, -1) if selected else None
+    slots = torch.randint(0, 4096, (rows, selected), generator=rng) if selected else None
+    args = [query, window, packed_rows(rows, "fp8_e8m0", dim), index, main, slots, torch.zeros(heads)]
+    check("sparse_attention", args, (1, 4), scale=0.1, window_page=32, main_page=64)
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_experts(rows: int) -> None:
+    """All rows choose the same experts."""
+    width, inner, experts, chosen = 256, 128, 4, 2
+    rng = torch.Generator().manual_seed(3)
+
+    def codes(*shape: int) -> Tensor:
+        return torch.randint(0, 128, shape, dtype=torch.uint8, generator=rng)
+
+    wide, narrow = (experts, inner, width // 2), (experts, width, inner // 2)
+    wide_scale, narrow_scale = (experts, inner, width // 32), (experts, width, inner // 32)
+    packed = [codes(*s) for s in (wide, wide_scale, wide, wide_scale, narrow, narrow_scale)]
+    x = torch.randn(rows, width, generator=rng).to(torch.bfloat16)
+    ids, weights = torch.tensor([[1, 3]]).expand(rows, chosen).contiguous(), torch.ones(rows, chosen)
+    args: list[Tensor | None] = [x, ids, weights, *packed]
+    check("experts", args, tuple(range(3, 9)), limit=10.0)
+
+
+def test_a_kernel_without_a_rule() -> None:
+    assert scratch.scratch_bytes("rotary", [(4,), (32,)], {}) == 0
