@@ -29,7 +29,7 @@ from dsv41c.ir.builder import functions, get_symbols, has_one_row, set_symbols
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.types import CacheType, TensorType
-from dsv41c.models import mhc_ops, ops, packed_products, quant
+from dsv41c.models import mhc_ops, ops, pack_ops, packed_products, quant
 from dsv41c.passes.pass_base import PassContext
 
 DEFINITIONS: Mapping[str, Callable[..., Any]] = {
@@ -48,6 +48,7 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.lookup": ops.lookup_definition,
     "dsv41.load": ops.load_definition,
     "dsv41.sparse_attention": ops.sparse_attention_definition,
+    "dsv41.pack_rows": pack_ops.pack_rows_definition,
 }
 # Sums over the last dimension: a compiler may add in any order, and the golden data shows the order that torch adds in.
 ROW_SUMS: Mapping[str, Callable[..., Any]] = {
@@ -58,8 +59,8 @@ WHOLE = frozenset({"dsv41.linear", "dsv41.sparse_attention"})
 # Definitions so large that IREE would take most of its time for them, in every region that holds one.
 ALONE = frozenset({"dsv41.sinkhorn", "dsv41.sparse_attention"})
 
-# Definitions that hold ops of `ALONE`.
-COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave"})
+# Definitions that hold custom ops, some of `ALONE`: expanded before regions are cut.
+COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave", "dsv41.pack_rows"})
 
 
 @dataclass

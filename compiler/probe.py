@@ -81,7 +81,9 @@ def _prefill_cases(
     encode, tail = functions(module)[ENCODE], functions(module)[TAIL]
     given = _inputs(session, tokens)
     encoded = Interpreter(weights).run(encode, _arguments(encode, given))
-    chunks, rows, start = [], [], 0
+    chunks: list[Chunk] = []
+    rows: list[int] = []
+    start = 0
     for ring, ids in tokens.items():
         whole = session.chunk(ring, ids)
         kept = min(len(ids), session.model.config.sliding_window)

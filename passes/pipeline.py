@@ -11,6 +11,9 @@ from dsv41c.passes.delay_mhc import DelayMhc
 from dsv41c.passes.expand_definitions import ExpandDefinitions
 from dsv41c.passes.group_csa2 import GroupCsa2
 from dsv41c.passes.hoist_engram import HoistEngram
+from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
+from dsv41c.passes.lower_fp8_window import LowerFp8Window
+from dsv41c.passes.lower_index_k import LowerIndexK
 from dsv41c.passes.lower_linear import LowerLinear
 from dsv41c.passes.outline_experts import OutlineExperts
 from dsv41c.passes.outline_regions import OutlineRegions
@@ -62,6 +65,10 @@ PHASES: tuple[Phase, ...] = (
         2,
         "formats",
         (
+            # While a row's norm and rotation are the ops of the network. Stores are kernels of the CPU's runtime.
+            LowerFp8Window(),
+            LowerFp4Kv(store=False),
+            LowerIndexK(store=False),
             # Before what chooses forms, and after what is the same for any number of rows.
             SpecializeRows(),
             # While products still stand beside the weights that they read.
@@ -110,6 +117,9 @@ REGISTRY: dict[str, type[Pass]] = {
         ExpandDefinitions,
         GroupCsa2,
         HoistEngram,
+        LowerFp4Kv,
+        LowerFp8Window,
+        LowerIndexK,
         LowerLinear,
         OutlineExperts,
         OutlineRegions,

@@ -55,9 +55,10 @@ def plain(attribute: Attribute) -> int | float | str:
 
 def run_reference(op: Operation, operands: Sequence[Any]) -> list[Any]:
     """Run the torch op that a custom op stands for."""
-    # Both register torch.ops.dsv41; late, since only the interpreter runs models.
+    # They register torch.ops.dsv41; late, since only the interpreter runs models.
     import dsv41c.models.mhc_ops
-    import dsv41c.models.ops  # noqa: F401
+    import dsv41c.models.ops
+    import dsv41c.models.pack_ops  # noqa: F401
 
     assert isinstance(op, CustomOp)
     function = getattr(torch.ops.dsv41, op.name.removeprefix("dsv41."))

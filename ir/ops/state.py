@@ -22,7 +22,6 @@ from dsv41c.ir.ops.custom import CustomOp, run_reference, shaped
 from dsv41c.ir.ops.table import Argument, Cost, Effect, OpRule, Shaped, moved_bytes
 from dsv41c.ir.types import FORMATS, CacheType, TensorType
 
-
 # Notes of the pass group-csa2 on attentions and selections; no kernel gets them.
 GROUP_NOTES = ("mode", "source", "group")
 

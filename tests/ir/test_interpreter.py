@@ -11,6 +11,7 @@ from dsv41c.ir.interpreter import Interpreter, bind_symbols
 from dsv41c.ir.text import parse_module
 from dsv41c.ir.types import CacheType
 from dsv41c.models import ops
+from dsv41c.models.layers import rotate
 
 F32 = "!dsv41.tensor<[T, 8], f32>"
 SQUARE = function(
@@ -132,18 +133,23 @@ def everything_inputs() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return inputs, weights
 
 
+def quantized_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.ops.dsv41.quantize(rotate(x, cos, sin), "fp8_e8m0")
+
+
 def test_every_op_runs_and_bundles_are_stacked() -> None:
     inputs, weights = everything_inputs()
     step = functions(parse_module(EVERYTHING))["step"]
     sources = {name: list(value) if "*" in name else value for name, value in weights.items()}
     values: dict[str, Tensor] = {}
     outputs = Interpreter(sources.__getitem__, values.__setitem__).run(step, inputs)
-    assert set(outputs) == {"window.0", "tail.0", "out"}
+    assert set(outputs) == {"window.0", "tail.0", "main.0", "out"}
     assert torch.equal(values["w1"], weights["experts.*.w1.weight"])
     square = values["linear"] * values["linear"]
     assert torch.equal(outputs["out"], square * square)
     assert torch.equal(values["rows"], torch.ops.dsv41.quantize(inputs["x"], "fp8_e8m0"))
     assert torch.equal(outputs["tail.0"][0].view(8, 6)[:3], inputs["tail_rows"])
+    assert torch.equal(values["packed_rows"], quantized_rotation(inputs["x"], values["cos"], values["sin"]))
 
 
 @pytest.mark.parametrize(

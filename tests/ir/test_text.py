@@ -58,7 +58,7 @@ def test_origins_are_optional() -> None:
 def test_symbols_and_outputs_are_attributes() -> None:
     step = functions(parse_module(EVERYTHING))["step"]
     assert get_symbols(step)["T"] == (1, 512)
-    assert output_names(step) == ["window.0", "tail.0", "out"]
+    assert output_names(step) == ["window.0", "tail.0", "main.0", "out"]
 
 
 def test_stage_of_a_module_survives() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsv41c.models import mhc_ops, ops, quant
+from dsv41c.models import mhc_ops, ops, pack_ops, quant
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -81,6 +81,9 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         listed += [("quantize", (x, form)), ("dequantize", (rows, form)), ("fake_quantize", (x, form))]
         listed += [("store", (cache(2, 4, 64, form), rows, slots, form, 4))]
         listed += [("load", (cache(2, 4, 64, form), slots.view(3, 1), form, 4, rows.shape[1]))]
+        rotation = normal(3, 8, dtype=torch.float32), normal(3, 8, dtype=torch.float32)
+        listed += [("pack_rows", (x, *rotation, weight, 1e-6, form)) for weight in (None, normal(64))]
+        listed += [("write_rows", (cache(2, 4, 64, form), x, *rotation, normal(64), slots, 1e-6, form, 4))]
     listed += [
         ("store", (torch.zeros(2, 24), normal(3, 3, dtype=torch.float32), slots, "f32", 8)),
         ("load", (torch.zeros(2, 8, dtype=torch.int32), slots, "i32", 8, 1)),
@@ -126,15 +129,15 @@ def test_registration(name: str, arguments: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
-def test_only_store_writes_to_its_inputs(name: str, arguments: tuple[Any, ...]) -> None:
+def test_only_stores_write_to_their_inputs(name: str, arguments: tuple[Any, ...]) -> None:
     given = [value.clone() if isinstance(value, Tensor) else value for value in arguments]
     op_named(name)(*given)
     changed = [not same_bytes(a, b) for a, b in zip(given, arguments, strict=True) if isinstance(a, Tensor)]
-    assert changed == [name == "store"] + [False] * (len(changed) - 1)
+    assert changed == [name in ("store", "write_rows")] + [False] * (len(changed) - 1)
 
 
 def op_named(name: str) -> Any:
-    return getattr(ops, name, None) or getattr(mhc_ops, name)
+    return next(getattr(module, name) for module in (ops, mhc_ops, pack_ops) if hasattr(module, name))
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:

@@ -1,0 +1,57 @@
+// RUN: lower-index-k
+// MATCHES: 2
+// One op from the projection to the page.
+
+func.func @f(%x: !dsv41.tensor<[T, 32], bf16>, %weight: !dsv41.tensor<[32], bf16>, %positions: !dsv41.tensor<[T], si64>, %freq: !dsv41.tensor<[8], f32>, %slots: !dsv41.tensor<[T], si64>, %cache: !dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>) -> (!dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>) attributes {dsv41.symbols = {T = [1, 512], N = [1, 64], S = [1, 4]}} {
+  %cos, %sin = dsv41.rotary %positions, %freq : !dsv41.tensor<[T], si64>, !dsv41.tensor<[8], f32> -> !dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32>
+  %int6 = torch.constant.int 6
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %to = torch.aten.to.dtype %x, %int6, %false, %false, %none : !dsv41.tensor<[T, 32], bf16>, !torch.int, !torch.bool, !torch.bool, !torch.none -> !dsv41.tensor<[T, 32], f32>
+  %square = torch.aten.square %to : !dsv41.tensor<[T, 32], f32> -> !dsv41.tensor<[T, 32], f32>
+  %int-1 = torch.constant.int -1
+  %list = torch.prim.ListConstruct %int-1 : (!torch.int) -> !torch.list<int>
+  %true = torch.constant.bool true
+  %mean = torch.aten.mean.dim %square, %list, %true, %none : !dsv41.tensor<[T, 32], f32>, !torch.list<int>, !torch.bool, !torch.none -> !dsv41.tensor<[T, 1], f32>
+  %float1e-06 = torch.constant.float 1.0e-06
+  %int1 = torch.constant.int 1
+  %add = torch.aten.add.Scalar %mean, %float1e-06, %int1 : !dsv41.tensor<[T, 1], f32>, !torch.float, !torch.int -> !dsv41.tensor<[T, 1], f32>
+  %rsqrt = torch.aten.rsqrt %add : !dsv41.tensor<[T, 1], f32> -> !dsv41.tensor<[T, 1], f32>
+  %mul = torch.aten.mul.Tensor %to, %rsqrt : !dsv41.tensor<[T, 32], f32>, !dsv41.tensor<[T, 1], f32> -> !dsv41.tensor<[T, 32], f32>
+  %to_1 = torch.aten.to.dtype %weight, %int6, %false, %false, %none : !dsv41.tensor<[32], bf16>, !torch.int, !torch.bool, !torch.bool, !torch.none -> !dsv41.tensor<[32], f32>
+  %mul_1 = torch.aten.mul.Tensor %to_1, %mul : !dsv41.tensor<[32], f32>, !dsv41.tensor<[T, 32], f32> -> !dsv41.tensor<[T, 32], f32>
+  %int15 = torch.constant.int 15
+  %to_2 = torch.aten.to.dtype %mul_1, %int15, %false, %false, %none : !dsv41.tensor<[T, 32], f32>, !torch.int, !torch.bool, !torch.bool, !torch.none -> !dsv41.tensor<[T, 32], bf16>
+  %int0 = torch.constant.int 0
+  %int16 = torch.constant.int 16
+  %split_with_sizes_0 = torch.aten.slice.Tensor %to_2, %int-1, %int0, %int16, %int1 : !dsv41.tensor<[T, 32], bf16>, !torch.int, !torch.int, !torch.int, !torch.int -> !dsv41.tensor<[T, 16], bf16>
+  %int32 = torch.constant.int 32
+  %split_with_sizes_1 = torch.aten.slice.Tensor %to_2, %int-1, %int16, %int32, %int1 : !dsv41.tensor<[T, 32], bf16>, !torch.int, !torch.int, !torch.int, !torch.int -> !dsv41.tensor<[T, 16], bf16>
+  %to_3 = torch.aten.to.dtype %split_with_sizes_1, %int6, %false, %false, %none : !dsv41.tensor<[T, 16], bf16>, !torch.int, !torch.bool, !torch.bool, !torch.none -> !dsv41.tensor<[T, 16], f32>
+  %int8 = torch.constant.int 8
+  %int2 = torch.constant.int 2
+  %list_1 = torch.prim.ListConstruct %int8, %int2 : (!torch.int, !torch.int) -> !torch.list<int>
+  %unflatten = torch.aten.unflatten.int %to_3, %int-1, %list_1 : !dsv41.tensor<[T, 16], f32>, !torch.int, !torch.list<int> -> !dsv41.tensor<[T, 8, 2], f32>
+  %select = torch.aten.select.int %unflatten, %int-1, %int0 : !dsv41.tensor<[T, 8, 2], f32>, !torch.int, !torch.int -> !dsv41.tensor<[T, 8], f32>
+  %select_1 = torch.aten.select.int %unflatten, %int-1, %int1 : !dsv41.tensor<[T, 8, 2], f32>, !torch.int, !torch.int -> !dsv41.tensor<[T, 8], f32>
+  %mul_2 = torch.aten.mul.Tensor %select, %cos : !dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32> -> !dsv41.tensor<[T, 8], f32>
+  %mul_3 = torch.aten.mul.Tensor %select_1, %sin : !dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32> -> !dsv41.tensor<[T, 8], f32>
+  %sub = torch.aten.sub.Tensor %mul_2, %mul_3, %int1 : !dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32>, !torch.int -> !dsv41.tensor<[T, 8], f32>
+  %mul_4 = torch.aten.mul.Tensor %select, %sin : !dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32> -> !dsv41.tensor<[T, 8], f32>
+  %mul_5 = torch.aten.mul.Tensor %select_1, %cos : !dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32> -> !dsv41.tensor<[T, 8], f32>
+  %add_1 = torch.aten.add.Tensor %mul_4, %mul_5, %int1 : !dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32>, !torch.int -> !dsv41.tensor<[T, 8], f32>
+  %list_2 = torch.prim.ListConstruct %sub, %add_1 : (!dsv41.tensor<[T, 8], f32>, !dsv41.tensor<[T, 8], f32>) -> !torch.list<vtensor>
+  %stack = torch.aten.stack %list_2, %int-1 : !torch.list<vtensor>, !torch.int -> !dsv41.tensor<[T, 8, 2], f32>
+  %int-2 = torch.constant.int -2
+  %flatten = torch.aten.flatten.using_ints %stack, %int-2, %int-1 : !dsv41.tensor<[T, 8, 2], f32>, !torch.int, !torch.int -> !dsv41.tensor<[T, 16], f32>
+  %to_4 = torch.aten.to.dtype %flatten, %int15, %false, %false, %none : !dsv41.tensor<[T, 16], f32>, !torch.int, !torch.bool, !torch.bool, !torch.none -> !dsv41.tensor<[T, 16], bf16>
+  %list_3 = torch.prim.ListConstruct %split_with_sizes_0, %to_4 : (!dsv41.tensor<[T, 16], bf16>, !dsv41.tensor<[T, 16], bf16>) -> !torch.list<vtensor>
+  %cat = torch.aten.cat %list_3, %int-1 : !torch.list<vtensor>, !torch.int -> !dsv41.tensor<[T, 32], bf16>
+  %quantize = dsv41.quantize %cat {row_format = "fp4_e8m0"} : !dsv41.tensor<[T, 32], bf16> -> !dsv41.tensor<[T, 17], ui8>
+  %stored = dsv41.store %cache, %quantize, %slots {row_format = "fp4_e8m0", page = 4} : !dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>, !dsv41.tensor<[T, 17], ui8>, !dsv41.tensor<[T], si64> -> !dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>
+  func.return %stored : !dsv41.cache<"index", owner 2, ratio 2, page 4, planar<e2m1 x 32 | ue8m0 / 32>>
+}
+
+// CHECK: %stored = dsv41.write_rows %cache, %x, %cos, %sin, %weight, %slots {norm_eps = 1.0e-06, row_format = "fp4_e8m0", page = 4
+// CHECK-NOT: dsv41.store
+// CHECK-NOT: dsv41.quantize
