@@ -10,7 +10,8 @@ first new token; they take turns, round after round.
     exact      step over every chunk
     bounded    encode over every chunk, then tail over the last window of rows
 
-What is not in the ratio: the wall clock of a loaded machine. The load average stands in the result; run it alone.
+Both clocks are in the result, the wall's and the processor's, with the load average: on a busy machine the second says
+more.
 """
 
 import argparse
