@@ -162,7 +162,7 @@ def _step_cost(found: dict[str, Any]) -> Table:
         for one in found["step_cost"]
     ]
     numbers = ("context", "as bf16", "moved", "least")
-    return table("decode step, GFLOP", ("context", "by precision", *numbers[1:]), rows, numbers)
+    return table("decode step in GFLOP", ("context", "by precision", *numbers[1:]), rows, numbers)
 
 
 def _giga(count: float) -> str:
