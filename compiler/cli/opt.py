@@ -69,7 +69,7 @@ def opt_command(
 
 
 def _options(kind: type[Pass]) -> str:
-    return ", ".join(f"{field.name}={field.default}" for field in fields(kind))
+    return ", ".join(f"{field.name}={str(field.default).lower()}" for field in fields(kind))
 
 
 def _what(kind: type[Pass]) -> str:

@@ -189,6 +189,12 @@ def dense_tile(longest: int) -> int:
     return max(1, SCRATCH_BYTES // (24 * longest))
 
 
+def dense_span(rows: int, heads: int, channels: int, page: int) -> int:
+    """Entries that are scored together by `rows` rows: whole pages, so that each span starts on one."""
+    # Per entry: the products of all heads in bf16 and fp32, or the key while it is decoded.
+    return max(page, SCRATCH_BYTES // max(8 * rows * heads, 16 * channels) // page * page)
+
+
 def pool_tile(entries: int, heads: int, channels: int) -> int:
     """Rows that are scored together over `entries` entries of their pools each."""
     # Per row and entry: the key in fp32, the products of its heads in bf16 and fp32, the packed score key.
@@ -226,9 +232,8 @@ def _dense(
 
 def _dense_scores(query: Tensor, weights: Tensor, keys: _SequenceKeys, longest: int, page: int) -> Tensor:
     """Scores of every entry, fp32 [t, longest]; the per-head products exist for one span of entries at a time."""
-    rows, heads, _ = query.shape
-    # Eight bytes for each product: bf16 and fp32 copies; and each span starts on a page.
-    span = max(page, SCRATCH_BYTES // (8 * rows * heads) // page * page)
+    rows, heads, channels = query.shape
+    span = dense_span(rows, heads, channels, page)
     flat = query.to(torch.float32)
     if longest <= span:
         return score(torch.matmul(flat, keys.span(0, longest).t()), weights)

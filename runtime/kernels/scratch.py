@@ -65,8 +65,7 @@ def _index_pool_topk(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
 def _dense(rows: int, heads: int, channels: int, longest: int, page: int) -> int:
     """Scores of every entry for a tile of rows, a span of entries at a time; then the choice among them."""
     tile = min(rows, index_topk.dense_tile(longest))
-    span = max(page, index_topk.SCRATCH_BYTES // (8 * tile * heads) // page * page)
-    span = min(span, -(-longest // page) * page)
+    span = min(index_topk.dense_span(tile, heads, channels, page), -(-longest // page) * page)
     keys = span * _DECODE * channels
     # fp32 dots, their bf16 copy and its fp32 one, the sums.
     products = span * tile * (10 * heads + 12)

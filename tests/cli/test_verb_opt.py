@@ -53,7 +53,7 @@ def test_list_passes(dsv41c) -> None:
     text = dsv41c("opt", "--list-passes").stdout
     for name in REGISTRY:
         assert f"│ {name} " in text
-    assert "Removes ops whose results nobody uses." in text
+    assert "│ Removes ops whose results" in text
 
 
 def test_no_verify_lets_a_broken_program_through(dsv41c) -> None:

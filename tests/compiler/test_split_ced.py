@@ -11,8 +11,10 @@ from typing import ClassVar
 import pytest
 import torch
 from golden_model import PAGE_TOKENS, golden
+from shared_folders import once as shared_folder
+from shared_folders import tree_hash
 from test_groupings import other_grouping, random_backbone
-from test_trace import mini6_program, trace, weights_of
+from test_trace import trace, weights_of
 from torch import Tensor
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -21,10 +23,10 @@ from dsv41c.compiler.driver import PROGRAM
 from dsv41c.compiler.importer import import_program
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import functions, module_of, output_names
-from dsv41c.ir.effects import cache_reads, module_of_op
+from dsv41c.ir.effects import cache_reads
 from dsv41c.ir.interpreter import Interpreter
 from dsv41c.ir.ops.program import Weight
-from dsv41c.ir.text import print_module
+from dsv41c.ir.text import parse_module, print_module
 from dsv41c.ir.types import CacheType
 from dsv41c.models.backbone import Backbone
 from dsv41c.models.config import ModelConfig
@@ -53,12 +55,18 @@ def config_of(kind: str) -> ModelConfig:
 @once
 def clean(kind: str) -> ModuleOp:
     """The trace without what nobody needs, each value once."""
-    if kind == "mini6":
-        traced = module_of_op(mini6_program())
-        assert traced is not None
-    else:
-        traced = module_of([import_program(PROGRAM, trace(config_of(kind)), config_of(kind), PAGE_TOKENS)])
+    folder = shared_folder(f"traced-{kind}-{tree_hash(kind)}", lambda folder: write_trace(kind, folder))
+    traced = parse_module((folder / "step.mlir").read_text())
     return PassManager(CLEAN, PassContext(config=config_of(kind))).run(traced)
+
+
+def write_trace(kind: str, folder: Path) -> None:
+    config = config_of(kind)
+    traced = module_of([import_program(PROGRAM, trace(config), config, PAGE_TOKENS)])
+    staged = folder.with_suffix(".staged")
+    staged.mkdir(exist_ok=True)
+    (staged / "step.mlir").write_text(print_module(traced))
+    staged.rename(folder)
 
 
 @once
