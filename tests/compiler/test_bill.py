@@ -1,6 +1,7 @@
 """The bill: what `dsv41c inspect` says of bytes, flops and launches, against figures computed by hand."""
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from dsv41c.compiler.bill import bill_of, state_bill
 from dsv41c.compiler.driver import CompileOptions, Lowered, lower_config
 from dsv41c.compiler.layers import NO_LAYER, launches_by_kind, launches_by_layer
 from dsv41c.compiler.transient import Transient, transient_peak
-from dsv41c.ir.builder import FunctionBuilder
+from dsv41c.ir.builder import FunctionBuilder, functions
+from dsv41c.ir.text import parse_module
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import state_specs
+from dsv41c.runtime.plan import Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MILLION = 1 << 20
@@ -201,34 +204,40 @@ def test_a_launch_belongs_to_a_layer() -> None:
     assert found == Counter({0: 2, 1: 3, NO_LAYER: 2})
 
 
-@cache
-def sched40() -> dict[str, FuncOp]:
-    return lowered("sched40").programs
+@pytest.fixture(scope="module")
+def sched40(sched40_plan: Path) -> dict[str, FuncOp]:
+    """The lowered programs, from the text that a plan keeps for people."""
+    return functions(parse_module((sched40_plan / "programs" / "step.mlir").read_text()))
 
 
-def test_every_launch_of_sched40_has_its_place() -> None:
+@pytest.fixture(scope="module")
+def sched40_bill(sched40_plan: Path) -> Mapping[str, Any]:
+    return Plan.load(sched40_plan).manifest.bill
+
+
+def test_every_launch_of_sched40_has_its_place(sched40: dict[str, FuncOp], sched40_bill: Mapping[str, Any]) -> None:
     for name in ("step", "step_one_row"):
-        counts = launches_by_layer(sched40()[name])
+        counts = launches_by_layer(sched40[name])
         assert set(counts) == {NO_LAYER, *range(40)}
         assert counts[NO_LAYER] <= 6
-    found = bill("sched40")
+    found = sched40_bill
     assert set(found["kernels_per_layer"]) == {"swa", "swa+engram", "full", "full+engram", "reindex", "reuse"}
     assert found["launches_per_step"] == {
-        form: sum(launches_by_layer(sched40()[name]).values())
+        form: sum(launches_by_layer(sched40[name]).values())
         for form, name in (("prefill", "step"), ("decode", "step_one_row"))
     }
 
 
-def test_layers_of_a_kind_take_equally_many_launches() -> None:
+def test_layers_of_a_kind_take_equally_many_launches(sched40: dict[str, FuncOp]) -> None:
     """Reuse layers in the middle of the decoder are all alike."""
     for name in ("step", "step_one_row"):
-        counts = launches_by_layer(sched40()[name])
-        kinds = launches_by_kind(sched40()[name], config_of("sched40"))
+        counts = launches_by_layer(sched40[name])
+        kinds = launches_by_kind(sched40[name], config_of("sched40"))
         reuse = [layer for layer in range(21, 40) if config_of("sched40").layer_mode(layer) == "reuse"]
         assert {counts[layer] for layer in reuse} == {kinds["reuse"]}
         assert kinds["reuse"] < kinds["reindex"] < kinds["full"]
 
 
-def test_decode_takes_no_more_than_the_goal() -> None:
+def test_decode_takes_no_more_than_the_goal(sched40_bill: Mapping[str, Any]) -> None:
     """A Reuse layer: at most nine launches, of which `experts` runs its body once for each chosen expert."""
-    assert bill("sched40")["kernels_per_layer"]["reuse"]["decode"] <= 9
+    assert sched40_bill["kernels_per_layer"]["reuse"]["decode"] <= 9

@@ -16,7 +16,6 @@ from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.rounding import explicit_rounding
 from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.compiler.definitions import DEFINITIONS, ROW_SUMS, Definitions
-from dsv41c.compiler.driver import CompileOptions, lower_config
 from dsv41c.compiler.importer import import_definition
 from dsv41c.compiler.trace import trace_definition
 from dsv41c.ir.builder import FunctionBuilder, module_of
@@ -25,10 +24,9 @@ from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.types import TensorType
 from dsv41c.ir.verify import verify
 from dsv41c.models import ops
-from dsv41c.models.config import ModelConfig
 from dsv41c.runtime.iree_device import IreeDevice, aligned_empty
+from dsv41c.runtime.plan import Plan
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 NO_WEIGHTS = {}.__getitem__
 
 
@@ -213,10 +211,9 @@ def test_products_are_not_contracted_with_sums(device: IreeDevice, tmp_path: Pat
 # --- sharing ----------------------------------------------------------------------------------------------------------
 
 
-def test_forty_layers_share_their_regions() -> None:
+def test_forty_layers_share_their_regions(sched40_plan: Path) -> None:
     """The released schedule has few kinds of layers; a region more a layer would be forty kernels more to compile."""
-    lowered = lower_config(ModelConfig.from_json(GOLDEN / "sched40"), CompileOptions(page_tokens=16))
-    programs = lowered.launch_list().programs
+    programs = Plan.load(sched40_plan).programs
     every: set[str] = set()
     for name, program in programs.items():
         launched = [launch.kernel for launch in program.launches if launch.kernel.startswith("region_")]
