@@ -4,7 +4,7 @@ An op without an entry has none, and runs as a kernel of the runtime on the CPU;
 
     store          mutates a cache
     index_topk     reads as many rows as each sequence has, and sorts
-    experts        as many rows an expert as chose it; one expert is a function, see `ExpertDefinitions`
+    experts        as many rows an expert as chose it; one expert is a function, see `Definitions.define_parts`
     rotary         cos and sin need an argument reduction that is exact to the largest position
 
 For many rows two more run there, although they have one:
@@ -98,8 +98,12 @@ class Definitions:
         keepdim = len(result.dims) == len(source.dims)
         return self._traced(op.name, ROW_SUMS[op.name], [_argument(source), keepdim])
 
-    def define_expert(self, op: Experts) -> dict[str, FuncOp]:
-        """The functions of one routed expert, by the attribute of `experts` that names each.
+    def define_parts(self, op: CustomOp) -> dict[str, FuncOp]:
+        """The functions that the runtime's kernel for an op calls, by the attribute of the op that names each."""
+        return self._expert_parts(op) if isinstance(op, Experts) else {}
+
+    def _expert_parts(self, op: Experts) -> dict[str, FuncOp]:
+        """The functions of one routed expert.
 
         For one row: `body`, as `ops.expert_definition`. For many: `unpack`, its packed weights to bf16, and `activate`,
         as `ops.expert_activation`; the products stand between them and are the runtime's.
@@ -153,5 +157,5 @@ def context_of(module: ModuleOp) -> PassContext:
     symbols = {name: bounds for func in functions(module).values() for name, bounds in get_symbols(func).items()}
     definitions = Definitions(symbols)
     return PassContext(
-        "cpu", None, frozenset(DEFINITIONS), definitions.define, definitions.define_expert, composed=COMPOSED
+        "cpu", None, frozenset(DEFINITIONS), definitions.define, definitions.define_parts, composed=COMPOSED
     )

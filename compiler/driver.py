@@ -168,7 +168,7 @@ def lower_config(
         config,
         frozenset(DEFINITIONS),
         definitions.define,
-        definitions.define_expert,
+        definitions.define_parts,
         WHOLE,
         ALONE,
         COMPOSED,

@@ -13,7 +13,7 @@ from xdsl.dialects.func import FuncOp
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import has_one_row
 from dsv41c.ir.ops.aten import AtenOp
-from dsv41c.ir.ops.custom import CustomOp, Experts
+from dsv41c.ir.ops.custom import CustomOp
 from dsv41c.models.config import ModelConfig
 
 # What a module has become: traced programs, then lists of launches.
@@ -29,8 +29,8 @@ class PassContext:
         config: the model's config, where the program came from one.
         fusible: names of the custom ops that `define` has a definition for.
         define: gives an op's definition for its operand types, or None for an op that has none.
-        define_expert: gives the functions that compute one expert of an op of routed experts, by the attribute that
-            names each.
+        define_parts: gives the functions that a kernel of the runtime calls for its parts, by the attribute that
+            names each; none for an op that has no parts.
         whole: those of `fusible` that are better off as kernels of their own, unless there is a single row.
         alone: those of `fusible` that get a function of their own, which layers of all kinds then share.
         composed: those whose definition holds ops that get a function of their own, so that it must be seen earlier.
@@ -40,7 +40,7 @@ class PassContext:
     config: ModelConfig | None = None
     fusible: frozenset[str] = frozenset()
     define: Callable[[CustomOp | AtenOp], FuncOp | None] = lambda op: None
-    define_expert: Callable[[Experts], Mapping[str, FuncOp]] | None = None
+    define_parts: Callable[[CustomOp], Mapping[str, FuncOp]] = lambda op: {}
     whole: frozenset[str] = frozenset()
     alone: frozenset[str] = frozenset()
     composed: frozenset[str] = frozenset()

@@ -15,7 +15,7 @@ from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
 from dsv41c.passes.lower_fp8_window import LowerFp8Window
 from dsv41c.passes.lower_index_k import LowerIndexK
 from dsv41c.passes.lower_linear import LowerLinear
-from dsv41c.passes.outline_experts import OutlineExperts
+from dsv41c.passes.outline_parts import OutlineParts
 from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
 from dsv41c.passes.restrict_candidates import RestrictCandidates
@@ -87,8 +87,8 @@ PHASES: tuple[Phase, ...] = (
             CommonSubexpressions(),
             # After all rewrites of the network: from here on a program is calls and kernels.
             OutlineRegions(),
-            # After the regions, which must not look into the expert's function.
-            OutlineExperts(),
+            # After the regions, which must not look into the parts of kernels.
+            OutlineParts(),
             # Inside the regions, each distinct one once, and not in forty layers before they are found equal.
             ExpandDefinitions(),
             # Definitions repeat constants and sizes.
@@ -121,7 +121,7 @@ REGISTRY: dict[str, type[Pass]] = {
         LowerFp8Window,
         LowerIndexK,
         LowerLinear,
-        OutlineExperts,
+        OutlineParts,
         OutlineRegions,
         RestrictCandidates,
         SpecializeRows,

@@ -18,7 +18,7 @@ from torch import Tensor
 from dsv41c.errors import PlanError
 from dsv41c.runtime.iree_device import ALIGNMENT, IreeDevice, IreeModule, aligned_empty
 from dsv41c.runtime.kernels import registry
-from dsv41c.runtime.kernels.binding import ExpertKernels, LaunchContext
+from dsv41c.runtime.kernels.binding import LaunchContext, Part
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import KERNEL_ATTRS, VIEWS, Launch, Program
 from dsv41c.runtime.weights import Bundle, Weight, WeightFiles
@@ -138,7 +138,8 @@ class CpuExecutor:
     ) -> Step:
         constants = tuple(self._constant_tensor(arg) for arg in launch.args)
         attrs = {key: value for key, value in launch.attrs.items() if key not in KERNEL_ATTRS}
-        context = LaunchContext(attrs, constants, self._expert(launch))
+        parts = {name: self._part(launch.attrs[name]) for name in KERNEL_ATTRS if name in launch.attrs}
+        context = LaunchContext(attrs, constants, parts, _LaunchDevice(self, launch) if parts else None)
         run = registry.find(launch.kernel).bind(context)
         to_tensor, tensor_type = self.to_tensor, Tensor
 
@@ -154,49 +155,15 @@ class CpuExecutor:
 
         return step
 
-    def _expert(self, launch: Launch) -> ExpertKernels:
-        """The compiled kernels of one expert as torch functions; its weight views are made on an expert's first use."""
-        named = [name for name in KERNEL_ATTRS if name in launch.attrs]
-        if not named:
-            return ExpertKernels()
-        functions = {name: self._function(launch.attrs[name]) for name in named}
-        to_view, to_tensor = self.to_view, self.to_tensor
-        weights = [self.weight(str(arg)[1:]) for arg in launch.args[3:]]
-        views: dict[int, list[HalBufferView]] = {}
+    def _part(self, name: str) -> Part:
+        """A compiled function that a kernel calls, over torch tensors."""
+        function, to_view, to_tensor, tensor_type = self._function(name), self.to_view, self.to_tensor, Tensor
 
-        def own(expert: int) -> list[HalBufferView]:
-            if expert not in views:
-                views[expert] = [weight.view(expert) for weight in weights]
-            return views[expert]
+        def part(args: Sequence[Any]) -> tuple[Tensor, ...]:
+            views = [to_view(arg) if isinstance(arg, tensor_type) else arg for arg in args]
+            return tuple(map(to_tensor, function(views)))
 
-        if "body" in functions:
-            return ExpertKernels(one_row=self._one_row(functions["body"], own))
-        unpack, activate = functions["unpack"], functions["activate"]
-        return ExpertKernels(
-            unpack=lambda expert: tuple(map(to_tensor, unpack(own(expert)))),
-            activate=lambda *tensors: tuple(map(to_tensor, activate([to_view(tensor) for tensor in tensors]))),
-        )
-
-    def _one_row(
-        self, body: Callable[[Sequence[HalBufferView]], list[HalBufferView]], own: Callable[[int], list[HalBufferView]]
-    ) -> Callable[[Tensor, Tensor, Sequence[tuple[int, int]]], Tensor]:
-        """The chosen experts of one row: the row is shared once, and each weight has its aligned place."""
-        to_view, to_tensor = self.to_view, self.to_tensor
-        places: list[Tensor] = []
-        views: list[HalBufferView] = []
-
-        def run(x: Tensor, weights: Tensor, chosen: Sequence[tuple[int, int]]) -> Tensor:
-            if not places:
-                places.append(aligned_empty((weights.shape[1], ALIGNMENT // weights.element_size()), weights.dtype))
-                views.extend(to_view(place[:1]) for place in places[0])
-            places[0][:, 0] = weights[0]
-            row = to_view(x)
-            total = torch.zeros(x.shape, dtype=torch.float32)
-            for expert, choice in chosen:
-                total += to_tensor(body([row, views[choice], *own(expert)])[0])
-            return total
-
-        return run
+        return part
 
     def _function(self, name: str) -> Callable[[Sequence[HalBufferView]], list[HalBufferView]]:
         kernel = self._kernels[name]
@@ -246,6 +213,18 @@ class CpuExecutor:
         if 0 in view.shape:
             return torch.empty(tuple(view.shape), dtype=dtype)
         return self._device.to_tensor(view, dtype)
+
+
+class _LaunchDevice:
+    """What a launch's parts run on; see `kernels.binding.Device`."""
+
+    def __init__(self, executor: CpuExecutor, launch: Launch) -> None:
+        self._executor, self._args = executor, launch.args
+        self.share, self.aligned = executor.to_view, aligned_empty
+
+    def weight(self, at: int, expert: int | None = None) -> HalBufferView:
+        weight = self._executor.weight(str(self._args[at])[1:])
+        return weight.view() if expert is None else weight.view(expert)
 
 
 class PreparedProgram:

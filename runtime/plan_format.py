@@ -35,8 +35,8 @@ CONSTANTS = "constants.safetensors"
 
 KERNEL_KINDS = ("iree", "reference")
 BANDS = ("reference", "portable", "tuned")
-# Launch attributes that name a compiled kernel which the launched one calls.
-KERNEL_ATTRS = ("body", "unpack", "activate")
+# Launch attributes that name a compiled function which the launched kernel calls.
+KERNEL_ATTRS = ("body", "unpack", "activate", "prologue", "epilogue")
 
 # Element types are spelled as torch-mlir spells them, in manifests and in launch lists.
 ELEMENT_TYPES = {

@@ -6,32 +6,31 @@ their views) is prepared there, and the call itself takes the launch's arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 Results = Sequence[Tensor]
 # The launch's arguments in order: tensors, bundles of expert tensors, None for an absent optional.
 Run = Callable[[list[Any]], Results]
-# A compiled kernel of the plan as a function of tensors.
-Function = Callable[..., tuple[Tensor, ...]]
+# A compiled function of the plan that a kernel calls: of tensors, and of what `Device` shares.
+Part = Callable[[Sequence[Any]], tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True)
-class ExpertKernels:
-    """The compiled kernels of one expert; a program of one row has `one_row`, another one the other two.
+class Device(Protocol):
+    """How a kernel hands tensors to its parts more cheaply than as tensors."""
 
-    Attributes:
-        one_row: (x bf16 [1, d], weights fp32 [1, k], (expert, choice) of each addition in order) -> fp32 [1, d].
-        unpack: expert -> its w1, w3 [I, d] and w2 [d, I] in bf16.
-        activate: gate and up bf16 [M, I], weights fp32 [M] -> bf16 [M, I]; see `models.ops.expert_activation`.
-    """
+    def share(self, tensor: Tensor) -> Any:
+        """A tensor in the form that parts take; worth it where the same one goes to several."""
 
-    one_row: Callable[[Tensor, Tensor, Sequence[tuple[int, int]]], Tensor] | None = None
-    unpack: Callable[[int], tuple[Tensor, ...]] | None = None
-    activate: Function | None = None
+    def aligned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor that is shared without a copy."""
+
+    def weight(self, at: int, expert: int | None = None) -> Any:
+        """The launch's argument `at`, a weight (or an expert's part of it), in the form that parts take."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,14 @@ class LaunchContext:
     Attributes:
         attrs: the kernel's arguments that are no tensors, by name.
         constants: the arguments in order, None where a value arrives only at the call (or never).
-        expert: for `experts`: the compiled kernels of one expert, if the plan has them.
+        parts: the compiled functions of the launch by the attribute that names each, as far as the plan has them.
+        device: what parts run on; None where there are no parts.
     """
 
     attrs: dict[str, Any]
     constants: tuple[Any, ...]
-    expert: ExpertKernels = ExpertKernels()
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    device: Device | None = None
 
 
 @dataclass(frozen=True)

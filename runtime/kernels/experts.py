@@ -13,6 +13,7 @@ from dsv41c.runtime.kernels.binding import LaunchContext, Results, Run
 
 # One expert on its rows: (expert, x bf16 [M, d], weights fp32 [M]) -> bf16 [M, d].
 ExpertBody = Callable[[int, Tensor, Tensor], Tensor]
+_PLACE = 64  # bytes between two routing weights, so that each is shared without a copy
 
 
 def bind(context: LaunchContext) -> Run:
@@ -21,7 +22,7 @@ def bind(context: LaunchContext) -> Run:
     Arguments of the call: x bf16 [T, d], ids int64 [T, k] (-1 none), weights fp32 [T, k], then the six weights, one
     tensor for each expert. Result: fp32 [T, d], added in expert order (SPEC 6.2).
     """
-    body, one_row = _body(context), context.expert.one_row
+    body, one_row = _body(context), _compiled_row(context)
 
     def run(args: list[Any]) -> Results:
         x, ids, weights = args[0], args[1], args[2]
@@ -37,15 +38,51 @@ def _body(context: LaunchContext) -> ExpertBody:
     """One expert with torch's products between unpacking and activation."""
     linear = torch.nn.functional.linear
     limit, packed = context.attrs["limit"], context.constants[3:9]
-    unpack, activate = context.expert.unpack, context.expert.activate
+    unpack, activate = context.parts.get("unpack"), context.parts.get("activate")
+    own = _weights_of(context)
 
     def body(expert: int, x: Tensor, scale: Tensor) -> Tensor:
-        w1, w3, w2 = unpack(expert) if unpack else ops.unpack_expert(*(weight[expert] for weight in packed))
+        w1, w3, w2 = unpack(own(expert)) if unpack else ops.unpack_expert(*(weight[expert] for weight in packed))
         gate, up = linear(x, w1), linear(x, w3)
-        hidden = activate(gate, up, scale)[0] if activate else ops.expert_activation(gate, up, scale, limit)
+        hidden = activate([gate, up, scale])[0] if activate else ops.expert_activation(gate, up, scale, limit)
         return linear(hidden, w2)
 
     return body
+
+
+def _weights_of(context: LaunchContext) -> Callable[[int], list[Any]]:
+    """An expert's six weights as parts take them, made on its first use."""
+    device, known = context.device, dict[int, list[Any]]()
+
+    def own(expert: int) -> list[Any]:
+        assert device is not None, "a launch with parts has a device"
+        if expert not in known:
+            known[expert] = [device.weight(at, expert) for at in range(3, 9)]
+        return known[expert]
+
+    return own
+
+
+def _compiled_row(context: LaunchContext) -> Callable[[Tensor, Tensor, Sequence[tuple[int, int]]], Tensor] | None:
+    """The chosen experts of one row by the compiled body: the row is shared once, and each weight has its own place."""
+    body, device, own = context.parts.get("body"), context.device, _weights_of(context)
+    if body is None or device is None:
+        return None
+    places: list[Tensor] = []
+    shared: list[Any] = []
+
+    def run(x: Tensor, weights: Tensor, chosen: Sequence[tuple[int, int]]) -> Tensor:
+        if not places:
+            places.append(device.aligned((weights.shape[1], _PLACE // weights.element_size()), weights.dtype))
+            shared.extend(device.share(place[:1]) for place in places[0])
+        places[0][:, 0] = weights[0]
+        row = device.share(x)
+        total = torch.zeros(x.shape, dtype=torch.float32)
+        for expert, choice in chosen:
+            total += body([row, shared[choice], *own(expert)])[0]
+        return total
+
+    return run
 
 
 def _one_row(body: ExpertBody, x: Tensor, weights: Tensor, chosen: Sequence[tuple[int, int]]) -> Tensor:

@@ -1,4 +1,4 @@
-// RUN: outline-experts
+// RUN: outline-parts
 // MATCHES: 4
 // Experts of another size, or with another limit, are another function.
 
@@ -8,7 +8,7 @@ func.func @f(%x: !dsv41.tensor<[T, 64], bf16>, %z: !dsv41.tensor<[T, 64], bf16>,
   func.return %a, %b : !dsv41.tensor<[T, 64], f32>, !dsv41.tensor<[T, 64], f32>
 }
 
-// CHECK: %a = dsv41.experts %x{{.*}}body = "expert_0"
-// CHECK: %b = dsv41.experts %z{{.*}}body = "expert_1"
-// CHECK: func.func @expert_0(
-// CHECK: func.func @expert_1(
+// CHECK: %a = dsv41.experts %x{{.*}}body = "part_0"
+// CHECK: %b = dsv41.experts %z{{.*}}body = "part_1"
+// CHECK: func.func @part_0(
+// CHECK: func.func @part_1(

@@ -1,4 +1,4 @@
-// RUN: outline-experts
+// RUN: outline-parts
 // MATCHES: 2
 // The op keeps its operands, its limit and its origin.
 

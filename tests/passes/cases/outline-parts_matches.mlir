@@ -1,4 +1,4 @@
-// RUN: outline-experts
+// RUN: outline-parts
 // MATCHES: 3
 // Two layers of one shape share the function of an expert, which takes the rows that chose it.
 
@@ -8,7 +8,7 @@ func.func @f(%x: !dsv41.tensor<[T, 64], bf16>, %z: !dsv41.tensor<[T, 64], bf16>,
   func.return %a, %b : !dsv41.tensor<[T, 64], f32>, !dsv41.tensor<[T, 64], f32>
 }
 
-// CHECK:      %a = dsv41.experts %x{{.*}}body = "expert_0"
-// CHECK-NEXT: %b = dsv41.experts %z{{.*}}body = "expert_0"
-// CHECK:      func.func @expert_0(%arg0: !dsv41.tensor<[M, 64], bf16>, %arg1: !dsv41.tensor<[M], f32>, %arg2: !dsv41.tensor<[32, 32], ui8>
-// CHECK-NOT:  func.func @expert_1
+// CHECK:      %a = dsv41.experts %x{{.*}}body = "part_0"
+// CHECK-NEXT: %b = dsv41.experts %z{{.*}}body = "part_0"
+// CHECK:      func.func @part_0(%arg0: !dsv41.tensor<[M, 64], bf16>, %arg1: !dsv41.tensor<[M], f32>, %arg2: !dsv41.tensor<[32, 32], ui8>
+// CHECK-NOT:  func.func @part_1

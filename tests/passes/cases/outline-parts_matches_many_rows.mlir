@@ -1,4 +1,4 @@
-// RUN: outline-experts
+// RUN: outline-parts
 // MATCHES: 4
 // For many rows: what stands before and behind the products.
 
@@ -8,8 +8,8 @@ func.func @f(%x: !dsv41.tensor<[T, 64], bf16>, %z: !dsv41.tensor<[T, 64], bf16>,
   func.return %a, %b : !dsv41.tensor<[T, 64], f32>, !dsv41.tensor<[T, 64], f32>
 }
 
-// CHECK:      %a = dsv41.experts %x{{.*}}unpack = "expert_0", activate = "expert_1"
-// CHECK-NEXT: %b = dsv41.experts %z{{.*}}unpack = "expert_0", activate = "expert_1"
-// CHECK:      func.func @expert_0(%arg0: !dsv41.tensor<[32, 32], ui8>
-// CHECK:      func.func @expert_1(%arg0: !dsv41.tensor<[M, 32], bf16>
-// CHECK-NOT:  func.func @expert_2
+// CHECK:      %a = dsv41.experts %x{{.*}}unpack = "part_0", activate = "part_1"
+// CHECK-NEXT: %b = dsv41.experts %z{{.*}}unpack = "part_0", activate = "part_1"
+// CHECK:      func.func @part_0(%arg0: !dsv41.tensor<[32, 32], ui8>
+// CHECK:      func.func @part_1(%arg0: !dsv41.tensor<[M, 32], bf16>
+// CHECK-NOT:  func.func @part_2
