@@ -189,13 +189,12 @@ def measure(
 # --- where the time of a plan goes ------------------------------------------------------------------------------------
 
 
-def breakdown(executor: CpuExecutor, plan: Plan, inputs: Inputs, rounds: int = 15) -> list[dict[str, Any]]:
+def breakdown(executor: CpuExecutor, inputs: Inputs, rounds: int = 15) -> list[dict[str, Any]]:
     """Launches, microseconds and share by kernel: the median of each launch, summed over a kernel's launches."""
     samples = [executor.timed_run("step", inputs, time.perf_counter) for _ in range(rounds)]
     by_kernel: dict[str, list[float]] = defaultdict(list)
-    launches = plan.programs[executor.form_for("step", inputs)].launches
-    for launch, times in zip(launches, zip(*samples, strict=True), strict=True):
-        by_kernel[launch.kernel].append(statistics.median(times))
+    for launches in zip(*samples, strict=True):
+        by_kernel[launches[0][0]].append(statistics.median(seconds for _, seconds in launches))
     total = sum(map(sum, by_kernel.values()))
     rows = [
         {
@@ -238,7 +237,7 @@ def bench_model(name: str, folder: Path, options: argparse.Namespace, console: C
             candidates.append(Candidate(label, compiled_step(models[kind], checkpoint)))
     times = measure(candidates, checkpoint, options.rounds, console)
     launches = {
-        case: breakdown(executor, plan, inputs_of(rows, context, checkpoint.config.vocab_size))
+        case: breakdown(executor, inputs_of(rows, context, checkpoint.config.vocab_size))
         for case, (rows, context) in CASES.items()
     }
     _print_times(name, times, console)

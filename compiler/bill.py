@@ -13,12 +13,13 @@ from xdsl.dialects.func import FuncOp
 
 from dsv41c.compiler.layers import launches_by_kind
 from dsv41c.compiler.least_bytes import least_bytes
-from dsv41c.compiler.transient import transient_peak
 from dsv41c.ir.cost import cost_of
 from dsv41c.ir.ops.program import Launch
 from dsv41c.ir.ops.table import BF16_EQUIVALENT, bf16_equivalents
+from dsv41c.ir.transient import transient_peak
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import draft_state_specs, state_specs
+from dsv41c.runtime.kernels.scratch import scratch_bytes
 
 # Rows of a forward and tokens of its sequence at which costs are stated, as far as a plan's ranges go; where they end
 # before, their end.
@@ -87,7 +88,7 @@ def _launches(func: FuncOp) -> int:
 
 def _transient(programs: Programs, chunk: int, context: int, page_tokens: int) -> dict[str, int]:
     func = programs.decode if chunk == 1 else programs.prefill
-    peak = transient_peak(func, sizes_of(chunk, context, page_tokens))
+    peak = transient_peak(func, sizes_of(chunk, context, page_tokens), scratch_bytes)
     return {"chunk": chunk, "context": context, "bytes": peak.bytes, "indexer_bytes": peak.indexer_bytes}
 
 

@@ -31,6 +31,7 @@ from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models import mhc_ops, ops, pack_ops, packed_products, quant
 from dsv41c.passes.pass_base import PassContext
+from dsv41c.runtime.kernels.scratch import scratch_bytes
 
 DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.quantize": quant.quantize,
@@ -57,9 +58,9 @@ ROW_SUMS: Mapping[str, Callable[..., Any]] = {
 }
 WHOLE = frozenset({"dsv41.linear", "dsv41.sparse_attention"})
 # Definitions so large that IREE would take most of its time for them, in every region that holds one.
-ALONE = frozenset({"dsv41.sinkhorn", "dsv41.sparse_attention"})
+ALONE = frozenset({"dsv41.sparse_attention"})
 
-# Definitions that hold custom ops, some of `ALONE`: expanded before regions are cut.
+# Definitions that hold custom ops: expanded before regions are cut, the inner ones with their regions.
 COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave", "dsv41.pack_rows"})
 
 
@@ -157,5 +158,11 @@ def context_of(module: ModuleOp) -> PassContext:
     symbols = {name: bounds for func in functions(module).values() for name, bounds in get_symbols(func).items()}
     definitions = Definitions(symbols)
     return PassContext(
-        "cpu", None, frozenset(DEFINITIONS), definitions.define, definitions.define_parts, composed=COMPOSED
+        "cpu",
+        None,
+        frozenset(DEFINITIONS),
+        definitions.define,
+        definitions.define_parts,
+        composed=COMPOSED,
+        scratch=scratch_bytes,
     )

@@ -42,6 +42,7 @@ from dsv41c.passes.pipeline import PHASES, default_pipeline
 from dsv41c.passes.specialize_rows import SUFFIX
 from dsv41c.passes.split_ced import ENCODE, TAIL
 from dsv41c.runtime.kernels import registry
+from dsv41c.runtime.kernels.scratch import scratch_bytes
 from dsv41c.runtime.plan_format import (
     CONSTANTS,
     FORMAT_VERSION,
@@ -62,6 +63,7 @@ from dsv41c.runtime.plan_format import (
 
 TARGETS = ("cpu",)
 TOKENIZER = "tokenizer.json"
+DEFAULT_TRANSIENT_BUDGET = 2 << 30
 PROGRAM = "step"
 FORMATS_PHASE = 2  # of the pipeline: from here on products no longer show which formats they multiply
 PROGRAMS = (PROGRAM, ENCODE, TAIL)
@@ -80,6 +82,9 @@ class CompileOptions:
         page_tokens: tokens a page of the global caches; a multiple of every ratio.
         max_rows: most rows of one forward, a prefill chunk or a batch of decode steps.
         max_sequences: most sequences of one forward.
+        transient_budget: most bytes that a forward may hold besides weights and caches, for every chunk and context of
+            the declared ranges; where all rows at once take more, launches run over tiles of rows. 0 for any number.
+        skip: names of passes to leave out, to see what each brings.
         cpu: LLVM CPU name, or "host" for this machine's.
         jobs: compilers that run at once; None takes one a core.
         cache: where compiled kernels are kept; None compiles always.
@@ -92,6 +97,8 @@ class CompileOptions:
     page_tokens: int = DEFAULT_PAGE_TOKENS
     max_rows: int = 512
     max_sequences: int = 64
+    transient_budget: int = DEFAULT_TRANSIENT_BUDGET
+    skip: frozenset[str] = frozenset()
     cpu: str = "host"
     jobs: int | None = None
     cache: KernelCache | None = None
@@ -172,8 +179,10 @@ def lower_config(
         WHOLE,
         ALONE,
         COMPOSED,
+        scratch_bytes,
     )
-    passes = [pass_ for pass_ in default_pipeline() if pass_.name not in skip]
+    skip = skip | options.skip
+    passes = [pass_ for pass_ in default_pipeline(options.transient_budget) if pass_.name not in skip]
     early = [pass_ for phase in PHASES for pass_ in phase.passes if phase.number < FORMATS_PHASE]
     of_the_network = sum(pass_.name not in skip for pass_ in early)
     network = functions(traced)[PROGRAM]

@@ -9,20 +9,17 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from dsv41c.errors import CompileError
-from dsv41c.ir.builder import ORIGIN, fixed_sizes, output_names
+from dsv41c.ir.builder import fixed_sizes, output_names
 from dsv41c.ir.effects import cache_writes
 from dsv41c.ir.names import value_names
 from dsv41c.ir.ops.custom import plain
 from dsv41c.ir.ops.program import Launch as LaunchOp
 from dsv41c.ir.ops.program import Weight
-from dsv41c.ir.ops.state import GROUP_NOTES
 from dsv41c.ir.ops.torch_ops import is_constant
 from dsv41c.ir.text import line_of
+from dsv41c.ir.transient import LAUNCH_NOTES, cut_of, tile_of, tiles_of
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.runtime.plan_format import InputSpec, Launch, OutputSpec, Program
-
-# Notes on a launch that are not arguments of its kernel.
-NOTES = (ORIGIN, "in_place", *GROUP_NOTES)
 
 
 def program_of(func: FuncOp, of: str | None = None) -> Program:
@@ -48,8 +45,10 @@ def program_of(func: FuncOp, of: str | None = None) -> Program:
                 kernel=op.kernel.data,
                 args=tuple(None if slot is None else texts[slot] for slot in op.slots()),
                 results=tuple(texts[value] for value in results),
-                attrs={name: plain(value) for name, value in op.attributes.items() if name not in NOTES},
+                attrs={name: plain(value) for name, value in op.attributes.items() if name not in LAUNCH_NOTES},
                 frees=tuple(texts[value] for value in [*ending, *dead]),
+                tile=None if (tile := tile_of(op)) is None else tile[0],
+                cut=tuple(sorted(cut_of(op))),
             )
         )
     inputs = [argument for argument in func.args if isinstance(argument.type, TensorType)]
@@ -61,6 +60,7 @@ def program_of(func: FuncOp, of: str | None = None) -> Program:
         launches=tuple(records),
         of=of,
         sizes=fixed_sizes(func) if of is not None else {},
+        tiles=tuple(tile.rows for tile in tiles_of(launches) if tile.rows),
     )
 
 

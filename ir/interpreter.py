@@ -16,7 +16,9 @@ from dsv41c.ir.effects import callee_of, module_of_op, stand_in
 from dsv41c.ir.names import value_names
 from dsv41c.ir.ops.program import Launch, Weight
 from dsv41c.ir.ops.syntax import PlainSyntax
+from dsv41c.ir.rows import ROWS
 from dsv41c.ir.text import line_of
+from dsv41c.ir.transient import Tile, cut_of, launches_of, tiles_of
 from dsv41c.ir.types import CacheType, TensorType, element_of
 
 WeightSource = Callable[[str], torch.Tensor | Sequence[torch.Tensor]]
@@ -61,14 +63,39 @@ class Interpreter:
         names = value_names(func.body.block) if self._observe else {}
         module = module_of_op(func)
         values: dict[SSAValue, Any] = dict(zip(func.args, arguments, strict=True))
+        tiles = {op: tile for tile in tiles_of(launches_of(func)) if tile.rows for op in tile.launches}
         for op in func.body.block.ops:
             if isinstance(op, ReturnOp):
                 return [values[operand] for operand in op.operands]
+            if isinstance(op, Launch) and op in tiles:
+                if op is tiles[op].launches[-1]:
+                    values |= self._run_tile(tiles[op], values, symbols, module)
+                continue
             results = self._execute(op, values, symbols, module, prefix + names.get(op.results[0], "") if names else "")
             for result, value in zip(op.results, results, strict=True):
                 values[result] = value
                 self._report(op, result, value, symbols, prefix + names.get(result, ""))
         raise IRError(f"function '{func.sym_name.data}' does not end in func.return")
+
+    def _run_tile(
+        self, tile: Tile, values: Mapping[SSAValue, Any], symbols: Mapping[str, int], module: ModuleOp | None
+    ) -> dict[SSAValue, Any]:
+        """Run launches over one tile of rows after the other; gives what is needed behind them, put together."""
+        parts: dict[SSAValue, list[torch.Tensor]] = {}
+        for start in range(0, symbols[ROWS], tile.rows):
+            end = min(start + tile.rows, symbols[ROWS])
+            sizes = {**symbols, ROWS: end - start}
+            own: dict[SSAValue, Any] = {}
+            for op in tile.launches:
+                cut = {slot for place, slot in enumerate(op.slots()) if place in cut_of(op)}
+                rows = {slot: values[slot][start:end] for slot in cut if slot is not None and slot not in own}
+                results = self._execute(op, {**values, **own, **rows}, sizes, module, "")
+                for result, value in zip(op.results, results, strict=True):
+                    own[result] = value
+                    self._report(op, result, value, sizes, "")
+            for kept in tile.results:
+                parts.setdefault(kept, []).append(own[kept])
+        return {result: torch.cat(own_parts) for result, own_parts in parts.items()}
 
     def _execute(
         self,

@@ -1,5 +1,6 @@
 """Cuts programs into functions of aten ops between the ops that run as kernels of their own."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -9,7 +10,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from dsv41c.ir.builder import ORIGIN, functions, get_symbols, set_symbols
-from dsv41c.ir.effects import cache_writes
+from dsv41c.ir.effects import cache_writes, has_state_effect
 from dsv41c.ir.names import set_name
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.program import Call, Weight
@@ -45,6 +46,10 @@ class OutlineRegions(Pass):
                 (aten ops)             (needs both)
 
     A region takes a cache of any owner: the owner of its cache arguments is -1.
+
+    What a later stage needs is computed there if its operands are fewer bytes to keep until then than its result:
+
+        %mixed = the old streams of mHC, mixed: f32 [T, 4, d], in the region of its reader, from bf16 [T, 4, d]
 
     A store comes after every reader of the value it replaces. Aten ops that need weights only go to the stage of their
     first user: dequantizing all weights at the start would hold them all in memory.
@@ -110,7 +115,19 @@ def _is_free(op: Operation) -> bool:
 
 def _is_copied(op: object) -> bool:
     """Whether a region makes its own copy of an op instead of taking its result: what costs less than a result."""
-    return isinstance(op, Operation) and (is_constant(op) or isinstance(op, ListConstruct) or op.name in _VIEWS)
+    if not isinstance(op, Operation):
+        return False
+    return is_constant(op) or isinstance(op, ListConstruct) or op.name in _VIEWS or _is_widening(op)
+
+
+def _is_widening(op: Operation) -> bool:
+    """Whether an op is a cast to a larger type: its operand is the cheaper one to keep."""
+    if op.name != "torch.aten.to.dtype":
+        return False
+    source, result = op.operands[0].type, op.results[0].type
+    assert isinstance(source, TensorType)
+    assert isinstance(result, TensorType)
+    return source.dtype.itemsize < result.dtype.itemsize
 
 
 class _Outliner:
@@ -127,6 +144,7 @@ class _Outliner:
         self, func: FuncOp, outlined: _Functions, fusible: frozenset[str], alone: frozenset[str] = frozenset()
     ) -> None:
         self.func, self.outlined, self.fusible, self.alone = func, outlined, fusible, alone
+        self.largest = {name: high for name, (_, high) in get_symbols(func).items()}
         self.new: dict[SSAValue, SSAValue] = {}  # results that left the program -> results of calls
 
     def run(self) -> int:
@@ -186,9 +204,47 @@ class _Outliner:
             if self._is_fusible(op) and not from_input and all(other in weight_only for other in needed):
                 weight_only[op] = None
         for op in reversed(weight_only):
-            users = [user for user in _users(op) if user in stages]
-            stages[op] = min((stages[user] - self._step(op, user) for user in users), default=stages[op])
+            stages[op] = self._latest(op, stages)
+        self._sink(stages)
         return stages
+
+    def _latest(self, op: Operation, stages: dict[Operation, int]) -> int:
+        """The stage of the first op that needs an op's results."""
+        users = [user for user in _users(op) if user in stages]
+        return min((stages[user] - self._step(op, user) for user in users), default=stages[op])
+
+    def _sink(self, stages: dict[Operation, int]) -> None:
+        """Moves what only later stages need to the first of them, where that keeps fewer bytes between regions."""
+        order = {op: place for place, op in enumerate(stages)}
+        for op in reversed(list(stages)):
+            target = self._latest(op, stages)
+            if not self._is_fusible(op) or target == stages[op] or has_state_effect(op):
+                continue
+            cone = self._cone(op, stages, order)
+            inputs = [value for value in _inputs(list(cone)) if not _lives_until(value, target, stages)]
+            kept = sum(self._bytes(value) for value in inputs)
+            if kept < sum(self._bytes(result) for result in op.results):
+                stages.update(dict.fromkeys(cone, target))
+
+    def _cone(self, root: Operation, stages: dict[Operation, int], order: dict[Operation, int]) -> set[Operation]:
+        """An op and the ops of its stage that only it needs, directly or through each other."""
+        cone, waiting = {root}, [root]
+        while waiting:
+            waiting.sort(key=order.__getitem__)
+            for value in _operands(waiting.pop()):
+                maker = value.owner
+                if not isinstance(maker, Operation) or stages.get(maker) != stages[root] or maker in cone:
+                    continue
+                if self._is_fusible(maker) and not has_state_effect(maker) and cone.issuperset(_users(maker)):
+                    cone.add(maker)
+                    waiting.append(maker)
+        return cone
+
+    def _bytes(self, value: SSAValue) -> int:
+        """A tensor's bytes at the largest sizes of the program."""
+        if not isinstance(value.type, TensorType):
+            return 0
+        return math.prod(value.type.shape(self.largest)) * value.type.dtype.itemsize
 
     def _call(self, members: Sequence[Operation], inputs: Sequence[SSAValue], needed: set[SSAValue]) -> Call:
         outputs = [result for op in members for result in op.results if result in needed]
@@ -224,6 +280,13 @@ def _users(op: Operation) -> list[Operation]:
         for use in result.uses:
             found += _users(use.operation) if isinstance(use.operation, ListConstruct) else [use.operation]
     return found
+
+
+def _lives_until(value: SSAValue, stage: int, stages: dict[Operation, int]) -> bool:
+    """Whether a value is there at a stage anyway: an input, a weight, or one that an op of it or behind it needs."""
+    if not isinstance(value.owner, Operation) or value.owner not in stages:
+        return True
+    return any(stages.get(user, stage) >= stage for user in _users(value.owner))
 
 
 def _inputs(members: Sequence[Operation]) -> list[SSAValue]:

@@ -14,6 +14,7 @@ from dsv41c.errors import CompileError
 from dsv41c.ir.builder import has_one_row
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp
+from dsv41c.ir.transient import Scratch
 from dsv41c.models.config import ModelConfig
 
 # What a module has become: traced programs, then lists of launches.
@@ -33,6 +34,7 @@ class PassContext:
             names each; none for an op that has no parts.
         whole: those of `fusible` that are better off as kernels of their own, unless there is a single row.
         alone: those of `fusible` that get a function of their own, which layers of all kinds then share.
+        scratch: bytes that a kernel of the target allocates while it runs, see `ir.transient.Scratch`.
         composed: those whose definition holds ops that get a function of their own, so that it must be seen earlier.
     """
 
@@ -44,6 +46,7 @@ class PassContext:
     whole: frozenset[str] = frozenset()
     alone: frozenset[str] = frozenset()
     composed: frozenset[str] = frozenset()
+    scratch: Scratch = lambda kernel, shapes, attrs: 0
 
     def whole_in(self, func: FuncOp) -> frozenset[str]:
         """The custom ops of a program that run as kernels of their own although they have a definition."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsv41c.errors import CompileError
 from dsv41c.passes.common_subexpressions import CommonSubexpressions
@@ -18,6 +18,7 @@ from dsv41c.passes.lower_linear import LowerLinear
 from dsv41c.passes.outline_parts import OutlineParts
 from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
+from dsv41c.passes.plan_memory import PlanMemory
 from dsv41c.passes.restrict_candidates import RestrictCandidates
 from dsv41c.passes.specialize_rows import SpecializeRows
 from dsv41c.passes.split_ced import SplitCed
@@ -102,8 +103,10 @@ PHASES: tuple[Phase, ...] = (
         (
             # Late: until here a cache is a value and rewrites need not think of buffers.
             StateInPlace(),
-            # Last: a launch says nothing about the op that it came from but its name.
+            # A launch says nothing about the op that it came from but its name.
             ToLaunches(),
+            # Last: what is held at once depends on the order of the launches.
+            PlanMemory(),
         ),
     ),
 )
@@ -123,6 +126,7 @@ REGISTRY: dict[str, type[Pass]] = {
         LowerLinear,
         OutlineParts,
         OutlineRegions,
+        PlanMemory,
         RestrictCandidates,
         SpecializeRows,
         SplitCed,
@@ -132,9 +136,14 @@ REGISTRY: dict[str, type[Pass]] = {
 }
 
 
-def default_pipeline() -> list[Pass]:
-    """Give the passes of all phases in order."""
-    return [pass_ for phase in PHASES for pass_ in phase.passes]
+def default_pipeline(transient_budget: int = 0) -> list[Pass]:
+    """Give the passes of all phases in order.
+
+    Args:
+        transient_budget: bytes that `plan-memory` may let a program hold; 0 for any number.
+    """
+    passes = [pass_ for phase in PHASES for pass_ in phase.passes]
+    return [replace(p, budget=transient_budget) if isinstance(p, PlanMemory) else p for p in passes]
 
 
 def phases_of(name: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,9 +82,12 @@ class CpuExecutor:
         """
         return self._form(program, inputs)(inputs)
 
-    def timed_run(self, program: str, inputs: Mapping[str, Tensor], clock: Callable[[], float]) -> list[float]:
-        """The seconds that each launch of a call took, in launch order; for benchmarks."""
-        return self._form(program, inputs).timed(inputs, clock)
+    def timed_run(
+        self, program: str, inputs: Mapping[str, Tensor], clock: Callable[[], float]
+    ) -> list[tuple[str, float]]:
+        """The kernel and the seconds of each launch of a call, in launch order, a tile's together; for benchmarks."""
+        form = self._form(program, inputs)
+        return list(zip(form.labels, form.timed(inputs, clock), strict=True))
 
     def form_for(self, program: str, inputs: Mapping[str, Tensor]) -> str:
         """The program that a call runs: `program`, or the form of it whose sizes are those of the inputs."""
@@ -104,9 +108,41 @@ class CpuExecutor:
         for launch in program.launches:
             for name in launch.results:
                 slots.setdefault(name, len(slots))
-        steps = [self._step(launch, slots) for launch in program.launches]
+        steps: list[Step] = []
+        labels: list[str] = []
+        for number, group in itertools.groupby(program.launches, key=lambda launch: launch.tile):
+            launches = list(group)
+            if number is None:
+                steps += [self._step(launch, slots) for launch in launches]
+                labels += [launch.kernel for launch in launches]
+            else:
+                steps.append(self._tile(program, launches, program.tiles[number], slots))
+                labels.append("tile of " + ", ".join(launch.kernel for launch in launches))
         outputs = [(output.name, slots[output.value]) for output in program.outputs]
-        return PreparedProgram([spec.name for spec in program.inputs], steps, outputs, len(slots), self.to_tensor)
+        inputs = [spec.name for spec in program.inputs]
+        return PreparedProgram(inputs, steps, labels, outputs, len(slots), self.to_tensor)
+
+    def _tile(self, program: Program, launches: list[Launch], rows: int, slots: dict[str, int]) -> Step:
+        """Launches that run over one tile of rows after the other."""
+        made = {name for launch in launches for name in launch.results}
+        cut: dict[int, int] = {}  # slot of a value from outside -> slot of its rows
+        steps = []
+        for launch in launches:
+            args = list(launch.args)
+            for at in launch.cut:
+                name = args[at]
+                if name is not None and name not in made:
+                    own = f"{name}[{launch.tile}]"
+                    cut[slots[name]] = slots.setdefault(own, len(slots))
+                    args[at] = own
+            inner = tuple(name for name in launch.frees if name in made)
+            steps.append(self._step(replace(launch, args=tuple(args), frees=inner), slots))
+        frees = [slots[name] for launch in launches for name in launch.frees if name not in made]
+        kept = _read_behind(program, launches) & made
+        return TileStep(rows, steps, cut, sorted(slots[name] for name in kept), frees, self._tensor)
+
+    def _tensor(self, value: Any) -> Tensor:
+        return value if isinstance(value, Tensor) else self.to_tensor(value)
 
     def _step(self, launch: Launch, slots: Mapping[str, int]) -> Step:
         fills = [(at, slots[arg]) for at, arg in enumerate(launch.args) if arg is not None and arg.startswith("%")]
@@ -215,6 +251,68 @@ class CpuExecutor:
         return self._device.to_tensor(view, dtype)
 
 
+class TileStep:
+    """Runs the launches of a tile over one tile of rows after the other, and puts their results together.
+
+    Args:
+        rows: of a tile.
+        steps: one function a launch.
+        cut: slot of each value from outside that is cut into rows, and slot of its rows.
+        kept: slots of the results that later launches read.
+        frees: slots of the values from outside that no later launch reads.
+        to_tensor: gives a value as a tensor.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        steps: list[Step],
+        cut: Mapping[int, int],
+        kept: list[int],
+        frees: list[int],
+        to_tensor: Callable[[Any], Tensor],
+    ) -> None:
+        self._rows, self._steps, self._cut, self._kept, self._frees = rows, steps, cut, kept, frees
+        self._to_tensor = to_tensor
+
+    def __call__(self, values: Values) -> None:
+        sources = {slot: self._to_tensor(values[slot]) for slot in self._cut}
+        count = next(iter(sources.values())).shape[0]
+        if count <= self._rows:
+            self._run(values, sources, 0, count, values)
+        else:
+            whole: Values = [None] * len(values)
+            for start in range(0, count, self._rows):
+                end = min(start + self._rows, count)
+                own = values.copy()
+                self._run(values, sources, start, end, own)
+                self._put(own, whole, start, end, count)
+            for slot in self._kept:
+                values[slot] = whole[slot]
+        for slot in (*self._frees, *self._cut.values()):
+            values[slot] = None
+
+    def _run(self, values: Values, sources: Mapping[int, Tensor], start: int, end: int, own: Values) -> None:
+        for slot, source in sources.items():
+            own[self._cut[slot]] = source[start:end]
+        for step in self._steps:
+            step(own)
+
+    def _put(self, own: Values, whole: Values, start: int, end: int, count: int) -> None:
+        for slot in self._kept:
+            part = self._to_tensor(own[slot])
+            if whole[slot] is None:
+                whole[slot] = aligned_empty((count, *part.shape[1:]), part.dtype)
+            whole[slot][start:end] = part
+
+
+def _read_behind(program: Program, launches: list[Launch]) -> set[str]:
+    """The values that a program still needs behind some of its launches."""
+    last = max(place for place, launch in enumerate(program.launches) if launch is launches[-1])
+    later = {arg for launch in program.launches[last + 1 :] for arg in launch.args if arg is not None}
+    return later | {output.value for output in program.outputs}
+
+
 class _LaunchDevice:
     """What a launch's parts run on; see `kernels.binding.Device`."""
 
@@ -232,7 +330,8 @@ class PreparedProgram:
 
     Args:
         inputs: names, in slot order.
-        steps: one function a launch.
+        steps: one function a launch, or a tile of launches.
+        labels: the kernels of each step.
         outputs: name and slot.
         n_slots: values of the program.
         to_tensor: makes a tensor of a buffer view.
@@ -242,11 +341,12 @@ class PreparedProgram:
         self,
         inputs: list[str],
         steps: list[Step],
+        labels: list[str],
         outputs: list[tuple[str, int]],
         n_slots: int,
         to_tensor: Callable[[HalBufferView], Tensor],
     ) -> None:
-        self._inputs, self._steps, self._outputs = inputs, steps, outputs
+        self._inputs, self._steps, self._outputs, self.labels = inputs, steps, outputs, labels
         self._open: list[None] = [None] * (n_slots - len(inputs))
         self._to_tensor = to_tensor
 

@@ -211,6 +211,8 @@ class Launch:
         results: the `%value` names it defines.
         attrs: a reference kernel's arguments that are no tensors, by name.
         frees: values that no later launch reads.
+        tile: the place in its program's `tiles` of the tile it belongs to; null for a launch over all rows.
+        cut: the places of the arguments of which it then takes the rows of one tile; its results are such rows.
     """
 
     kernel: str
@@ -218,6 +220,8 @@ class Launch:
     results: tuple[str, ...] = ()
     attrs: dict[str, Any] = field(default_factory=dict)
     frees: tuple[str, ...] = ()
+    tile: int | None = None
+    cut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,8 @@ class Program:
         inputs, caches, outputs, launches: the program.
         of: the program that this one is a form of, for calls of the sizes below; null for a program of its own.
         sizes: the sizes that a call must have, by symbol of the inputs' shapes.
+        tiles: rows of each tile. The launches of a tile follow each other and run over one tile of rows after the
+            other; what later launches read of their results is put together.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -236,6 +242,7 @@ class Program:
     launches: tuple[Launch, ...]
     of: str | None = None
     sizes: dict[str, int] = field(default_factory=dict)
+    tiles: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

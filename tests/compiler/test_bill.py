@@ -12,12 +12,13 @@ from xdsl.dialects.func import FuncOp
 from dsv41c.compiler.bill import bill_of, state_bill
 from dsv41c.compiler.driver import CompileOptions, Lowered, lower_config
 from dsv41c.compiler.layers import NO_LAYER, launches_by_kind, launches_by_layer
-from dsv41c.compiler.transient import Transient, transient_peak
 from dsv41c.ir.builder import FunctionBuilder, functions
 from dsv41c.ir.text import parse_module
+from dsv41c.ir.transient import Transient, transient_peak
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import state_specs
+from dsv41c.runtime.kernels.scratch import scratch_bytes
 from dsv41c.runtime.plan import Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -148,7 +149,7 @@ def chain() -> FuncOp:
 
 def test_values_live_to_their_last_reader() -> None:
     """At most: x, one value of the chain, a result that nobody reads, and y; never all three."""
-    assert transient_peak(chain(), {"T": 10}) == Transient(10 * 4 * (2 + 8 + 8 + 2), 0)
+    assert transient_peak(chain(), {"T": 10}, scratch_bytes) == Transient(10 * 4 * (2 + 8 + 8 + 2), 0)
 
 
 def test_the_indexer_has_lists_scratch_and_slots() -> None:
@@ -164,10 +165,10 @@ def test_the_indexer_has_lists_scratch_and_slots() -> None:
     (y,) = b.launch("region_1", [slots, blocks], [rows(2)])
     func = b.finish({"y": y})
     small = {"T": 10, "B": 1, "P": 8, "N": 8}
-    found = transient_peak(func, small)
+    found = transient_peak(func, small, scratch_bytes)
     assert found.indexer_bytes > 10 * 8 * (16 + 8)
     assert found.bytes > found.indexer_bytes + 10 * 2 * 2 * 33
-    longer = transient_peak(func, {**small, "P": 64, "N": 64})
+    longer = transient_peak(func, {**small, "P": 64, "N": 64}, scratch_bytes)
     assert longer.indexer_bytes > found.indexer_bytes
 
 
