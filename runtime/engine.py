@@ -16,6 +16,7 @@ from dsv41c.runtime.bounded import ENCODE, TAIL, BoundedPrefill, Carry
 from dsv41c.runtime.caches import Allotment, CachePool
 from dsv41c.runtime.executor_cpu import CpuExecutor
 from dsv41c.runtime.plan import Plan
+from dsv41c.runtime.preconditions import Held, Preconditions
 from dsv41c.runtime.sampling import SamplingParams, choose
 from dsv41c.runtime.tokenizer import Tokenizer
 
@@ -79,6 +80,7 @@ class _Sequence:
     params: SamplingParams
     generator: torch.Generator
     pending: list[int]
+    held: Held
     allotment: Allotment | None = None
     context: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -143,6 +145,8 @@ class Engine:
         self._check_sequences()
         self.bounded = self._bounded_prefill(prefill)
         self.caches = self._make_caches(cache_tokens, poison)
+        look_back = max(0, self.config.engram_max_ngram_size - 1)
+        self.preconditions = Preconditions(plan.manifest.state, plan.programs, self.caches_page_tokens, look_back)
         self.executor = CpuExecutor(plan, self.caches.tensors, threads)
         self._tokenizer: Tokenizer | None = None
 
@@ -224,7 +228,8 @@ class Engine:
             raise RequestError(f"prompt {request} is empty; give at least one token")
         self._check_ids(request, "prompt", ids)
         self._check_ids(request, "forced_tokens", params.forced_tokens)
-        sequence = _Sequence(request, ids, params, torch.Generator().manual_seed(params.seed), list(ids))
+        held = self.preconditions.nothing_held()
+        sequence = _Sequence(request, ids, params, torch.Generator().manual_seed(params.seed), list(ids), held)
         if sequence.total_tokens > self.max_tokens:
             raise RequestError(
                 f"prompt {request} has {len(ids)} tokens and asks for {params.max_new_tokens} more, "
@@ -286,7 +291,7 @@ class Engine:
         chosen = self._pick(active)
         program = self._program(chosen[0][0])
         pieces = [_piece(sequence, count) for sequence, count in chosen]
-        outputs = self._run(program, pieces)
+        outputs = self._run(program, [sequence for sequence, _ in chosen], pieces)
         if program == ENCODE:
             self._keep(chosen, outputs)
             return []
@@ -302,13 +307,20 @@ class Engine:
                 ready.append((sequence, own[-1]))
         return ready
 
-    def _run(self, program: str, pieces: Sequence[Piece], carries: Sequence[Carry] = ()) -> dict[str, Tensor]:
+    def _run(
+        self, program: str, sequences: Sequence[_Sequence], pieces: Sequence[Piece], carries: Sequence[Carry] = ()
+    ) -> dict[str, Tensor]:
+        for sequence, piece in zip(sequences, pieces, strict=True):
+            self.preconditions.check(program, piece, sequence.held)
         rows = sum(len(piece.tokens) for piece in pieces)
         padded = min(-(-rows // self.row_multiple) * self.row_multiple, self._highest("T", 512))
         inputs = step_inputs(pieces, max(padded, self._lowest("T")), self._lowest("P"))
         if self.bounded is not None and carries:
             inputs |= self.bounded.inputs(carries, inputs["positions"].shape[0])
-        return self.executor.run(program, inputs)
+        outputs = self.executor.run(program, inputs)
+        for sequence, piece in zip(sequences, pieces, strict=True):
+            self.preconditions.advance(program, piece, sequence.held)
+        return outputs
 
     def _keep(self, chosen: Sequence[tuple[_Sequence, int]], outputs: dict[str, Tensor]) -> None:
         """After a call of `encode`."""
@@ -326,7 +338,7 @@ class Engine:
         fitting = min(self._highest("T", 512) // window, self._highest("R", len(encoded)))
         chosen = encoded[:fitting]
         pieces = [_tail_piece(sequence, window) for sequence in chosen]
-        logits = self._run(TAIL, pieces, [sequence.carry for sequence in chosen])["logits"]
+        logits = self._run(TAIL, chosen, pieces, [sequence.carry for sequence in chosen])["logits"]
         for sequence in chosen:
             sequence.carry = {}
         return list(zip(chosen, logits, strict=True))
@@ -405,8 +417,9 @@ def _piece(sequence: _Sequence, count: int) -> Piece:
 def _tail_piece(sequence: _Sequence, window: int) -> Piece:
     """The last rows of a prompt, as a segment that begins with the first of them."""
     assert sequence.allotment is not None, "active sequences hold their caches"
-    tokens = sequence.prompt[-window:]
-    return Piece(sequence.allotment, len(sequence.prompt) - len(tokens), tokens, [len(tokens) - 1])
+    tokens, end = sequence.prompt[-window:], len(sequence.prompt)
+    start = end - len(tokens)
+    return Piece(sequence.allotment, start, tokens, [len(tokens) - 1], start=start, written_from=end)
 
 
 def _collect(sequence: _Sequence, logits: Tensor) -> None:
