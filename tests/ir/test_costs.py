@@ -37,7 +37,7 @@ def test_attention_counts_two_products_of_every_key(step: FuncOp) -> None:
     """Three rows, two heads of 64, eight window keys of 66 bytes and four main keys of 36."""
     found = cost(step, "dsv41.sparse_attention", SIZES)
     assert found.flops == {"bf16": 2 * 2 * 3 * 2 * 64 * (8 + 4)}
-    tensors = 2 * 3 * 2 * 64 + 3 * 66 + 8 * 3 * 8 + 8 * 3 * 4 + 4 * 2
+    tensors = 2 * 3 * 2 * 64 + 3 * 66 + 4 * 3 * 8 + 4 * 3 * 4 + 4 * 2
     assert found.read == tensors + 3 * 8 * 66 + 3 * 4 * 36
     assert cost(step, "dsv41.sparse_attention", SIZES, 1).flops == {"bf16": 2 * 2 * 3 * 2 * 64 * 8}
 
@@ -55,7 +55,7 @@ def test_a_mask_does_not_spare_scores_and_a_pool_does(step: FuncOp) -> None:
     masked, found = cost(step, "dsv41.index_topk", ONE, 1), cost(step, "dsv41.index_pool_topk", ONE)
     assert masked.flops == {"fp4_fp4": 16 * 2 * 2 * 32, "f32": 16 * 2 * 3}
     assert found.flops == {"fp4_fp4": 6 * 2 * 2 * 32, "f32": 6 * 2 * 3}
-    tensors = 2 * 2 * 32 + 2 * 2 + 8 * 4 + 8 + 8 + 8 * 3
+    tensors = 2 * 2 * 32 + 2 * 2 + 8 * 4 + 8 + 8 + 4 * 3
     assert (masked.read, found.read) == (tensors + 16 * 17, tensors + 6 * 17)
     longer = cost(step, "dsv41.index_pool_topk", {**ONE, "P": 4000})
     assert longer.flops == found.flops

@@ -100,8 +100,23 @@ def test_attention_over_another_kind_of_cache() -> None:
 
 def test_main_and_its_slots_come_together() -> None:
     text = EVERYTHING.replace("%window_index, none, none, %sink", "%window_index, %main.0, none, %sink")
-    text = text.replace("[T, 8], si64>, none, none, ", f"[T, 8], si64>, {MAIN}, none, ")
+    text = text.replace("[T, 8], si32>, none, none, ", f"[T, 8], si32>, {MAIN}, none, ")
     refuse(text, "both or neither")
+
+
+@pytest.mark.parametrize(
+    ("list_", "width", "op"),
+    [
+        ("candidates", 3, "dsv41.index_topk"),
+        ("window_index", 8, "dsv41.sparse_attention"),
+        ("main_slots", 4, "dsv41.sparse_attention"),
+    ],
+)
+def test_lists_are_narrow(list_: str, width: int, op: str) -> None:
+    narrow, wide = (f"!dsv41.tensor<[T, {width}], {element}>" for element in ("si32", "si64"))
+    lines = EVERYTHING.replace(f"%{list_}: {narrow}", f"%{list_}: {wide}").splitlines()
+    lines = [line.replace(narrow, wide) if re.search(f"%{list_}[, ]", line) else line for line in lines]
+    refuse("\n".join(lines), f"{op} has {list_} of si64; such lists are si32")
 
 
 # --- the discipline of state ------------------------------------------------------------------------------------------

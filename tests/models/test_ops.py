@@ -21,6 +21,10 @@ def below(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.randint(high, shape, generator=GENERATOR).to(dtype)
 
 
+def lists(rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, dtype=ops.LIST)
+
+
 def scales(*shape: int) -> Tensor:
     return below(8, *shape, dtype=torch.uint8) + 120
 
@@ -59,8 +63,8 @@ def mhc_arguments(rows: Tensor | None = None) -> dict[str, tuple[Any, ...]]:
 def attention_arguments(main: bool) -> tuple[Any, ...]:
     query, window = normal(3, 2, 64), cache(2, 4, 64, "fp8_e8m0")
     fresh = quant.quantize(normal(3, 64), "fp8_e8m0")
-    index = torch.tensor([[-1, -1, -1, -2], [-1, 4, -2, -3], [0, 1, 2, 3]])
-    selected = (cache(2, 4, 64, "fp4_e4m3"), torch.tensor([[-1] * 3, [0, 5, -1], [1, 2, 7]])) if main else (None, None)
+    index = lists([[-1, -1, -1, -2], [-1, 4, -2, -3], [0, 1, 2, 3]])
+    selected = (cache(2, 4, 64, "fp4_e4m3"), lists([[-1] * 3, [0, 5, -1], [1, 2, 7]])) if main else (None, None)
     return query, window, fresh, index, *selected, normal(2, dtype=torch.float32), 0.125, 4, 4 if main else 1
 
 
@@ -68,7 +72,7 @@ def topk_arguments(candidates: bool, n_blocks: int) -> tuple[Any, ...]:
     """Two sequences, the second with its pages out of order, and a padded row at the end."""
     index, pages = cache(6, 4, 32, "fp4_e8m0"), torch.tensor([[0, 2, -1], [5, 1, 3]])
     sequence, positions = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([0, 6, 3, 11, -1])
-    pool = torch.tensor([[0, -1], [0, 3], [1, -1], [2, 5], [-1, -1]]) if candidates else None
+    pool = lists([[0, -1], [0, 3], [1, -1], [2, 5], [-1, -1]]) if candidates else None
     return normal(5, 2, 32), normal(5, 2), index, pages, sequence, positions, pool, 1, 3, 4, 2, n_blocks
 
 
@@ -200,8 +204,8 @@ def test_a_row_without_keys_is_zero() -> None:
 def test_masked_keys_may_hold_anything() -> None:
     """Slot -1 reads row 0; NaN there must not reach the output."""
     arguments = list(attention_arguments(main=True))
-    arguments[3] = torch.tensor([[-1, 1, 2, 3]] * 3)
-    arguments[5] = torch.tensor([[-1, 1, 2]] * 3)
+    arguments[3] = lists([[-1, 1, 2, 3]] * 3)
+    arguments[5] = lists([[-1, 1, 2]] * 3)
     expected = ops.sparse_attention(*arguments)
     for position, form in ((1, "fp8_e8m0"), (4, "fp4_e4m3")):
         width = quant.FORMATS[form].row_bytes(64)
