@@ -81,8 +81,9 @@ def correct() -> None:
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Bytes that kernels load and store inside; masked elements count for nothing, repeated loads count again."""
-    moved.clear()
-    yield moved
+    before, inside = moved.copy(), Counter[str]()
+    yield inside
+    inside.update(moved - before)
 
 
 def run(kernel: Kernel, tile: int = 0, fp8_casts: bool = True, **arguments: Tensor | int | float) -> None:

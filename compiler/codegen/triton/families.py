@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
 
 # In the order in which they stand in docs/kernels.md.
-FAMILIES = ("cache_rows",)
+FAMILIES = ("cache_rows", "mhc")
 
 Hole = int | float | bool | str
 _PACKAGE = "dsv41c.compiler.codegen.triton.kernels"
@@ -105,7 +105,7 @@ class Kernel:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Kernel":
         """The inverse of `to_json`."""
-        tiles = tuple(Tile(**tile) for tile in data["tiles"])
+        tiles = tuple(Tile(**{**tile, "backends": tuple(tile["backends"])}) for tile in data["tiles"])
         grid = tuple((size, per) for size, per in data["grid"])
         return cls(**{**data, "tiles": tiles, "grid": grid, "unaligned": tuple(data["unaligned"])})
 

@@ -17,7 +17,7 @@ from dsv41c.compiler.codegen.triton.families import Kernel, Tile, fits
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
 
 _MMA = re.compile(r"\b(UTC[A-Z]*MMA|HGMMA|IGMMA|QGMMA|HMMA|IMMA|QMMA|OMMA|v_mfma_\w+|v_smfmac_\w+|v_wmma_\w+)")
-_CUDA_LOAD = re.compile(r"\bLDG\.[\w.]*")
+_CUDA_LOAD = re.compile(r"\bLDG(?:STS)?\.[\w.]*")
 _HIP_LOAD = re.compile(r"\b(?:global|buffer)_load_(?:dwordx?(\d*)|b(\d+)|\w+)")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
@@ -41,6 +41,8 @@ def compile_kernel(kernel: Kernel, target: GpuTarget, folder: Path) -> dict[str,
     """
     refused = []
     for number, tile in enumerate(kernel.tiles):
+        if target.backend not in tile.backends:
+            continue
         try:
             compiled = _compile(kernel, target, tile)
         # Triton, LLVM and the assemblers raise exceptions of many kinds; each means that this tile does not compile.
