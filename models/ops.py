@@ -93,17 +93,6 @@ def linear_definition(x: Tensor, weight: Tensor, groups: int) -> Tensor:
     return torch.matmul(parts, weights).transpose(0, 1).flatten(1)
 
 
-@custom_op("dsv41::linear", mutates_args=())
-def linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """`linear_definition` as one op."""
-    return linear_definition(x, weight, groups).contiguous()
-
-
-@linear.register_fake
-def _(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]))
-
-
 @custom_op("dsv41::linear_fp8", mutates_args=())
 def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor, groups: int) -> Tensor:
     """`linear_definition` with a weight as `dequantize_weight` takes it: float8_e4m3fn [N, K] and its block scales."""

@@ -75,7 +75,7 @@ func.func @step(%x: !dsv41.tensor<[T, 64], bf16>, %query: !dsv41.tensor<[T, 2, 6
   %s1 = dsv41.weight {{name = "experts.*.w1.scale", source = "checkpoint"}} : !dsv41.tensor<[4, 32, 2], ui8>
   %w2 = dsv41.weight {{name = "experts.*.w2.weight", source = "checkpoint"}} : !dsv41.tensor<[4, 64, 16], ui8>
   %s2 = dsv41.weight {{name = "experts.*.w2.scale", source = "checkpoint"}} : !dsv41.tensor<[4, 64, 1], ui8>
-  %plain = dsv41.linear %fake, %wide {{groups = 1}} : !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[64, 64], bf16> -> !dsv41.tensor<[T, 64], bf16>
+  %first, %second = dsv41.linears %fake, %wq, %wq.scale, %wq, %wq.scale {{groups = 1, quantize = 1}} : !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[64, 64], f8E4M3FN>, !dsv41.tensor<[2, 2], ui8>, !dsv41.tensor<[64, 64], f8E4M3FN>, !dsv41.tensor<[2, 2], ui8> -> !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 64], bf16>
   %packed = dsv41.linear_fp8 %fake, %wq, %wq.scale {{groups = 1}} : !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[64, 64], f8E4M3FN>, !dsv41.tensor<[2, 2], ui8> -> !dsv41.tensor<[T, 64], bf16>
   %routed = dsv41.experts %linear, %chosen, %routing, %w1, %s1, %w1, %s1, %w2, %s2 {{limit = 10.0}} : !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 2], si64>, !dsv41.tensor<[T, 2], f32>, !dsv41.tensor<[4, 32, 32], ui8>, !dsv41.tensor<[4, 32, 2], ui8>, !dsv41.tensor<[4, 32, 32], ui8>, !dsv41.tensor<[4, 32, 2], ui8>, !dsv41.tensor<[4, 64, 16], ui8>, !dsv41.tensor<[4, 64, 1], ui8> -> !dsv41.tensor<[T, 64], f32>
   %multipliers = dsv41.weight {{name = "multipliers", source = "derived"}} : !dsv41.tensor<[3], si64>

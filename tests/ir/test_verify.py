@@ -223,6 +223,32 @@ def test_calls_and_weights(old: str, new: str, reason: str) -> None:
         check(EVERYTHING.replace(old, new))
 
 
+WEIGHT, SCALE, WIDE = "!dsv41.tensor<[64, 32], f8E4M3FN>", "!dsv41.tensor<[2, 1], ui8>", "!dsv41.tensor<[T, 64], bf16>"
+
+
+def linears(operands: str, types: str, notes: str = "groups = 2, quantize = 0") -> str:
+    body = f"%y = dsv41.linears {operands} {{{notes}}} : {types} -> {WIDE}\nfunc.return %y : {WIDE}"
+    return function(f"%x: {WIDE}, %w: {WEIGHT}, %s: {SCALE}", body, WIDE)
+
+
+def test_linears_with_groups_verify() -> None:
+    check(linears("%x, %w, %s", f"{WIDE}, {WEIGHT}, {SCALE}"))
+
+
+@pytest.mark.parametrize(
+    ("operands", "types", "notes", "reason"),
+    [
+        ("%x, %w, %s", f"{WIDE}, {WEIGHT}, {SCALE}", "groups = 1, quantize = 0", "in 1 groups takes rows of 32"),
+        ("%x, %w, %s", f"{WIDE}, {WEIGHT}, {SCALE}", "groups = 2, quantize = 2", "quantize is 2; it is 0 or 1"),
+        ("%x, %w", f"{WIDE}, {WEIGHT}", "groups = 2, quantize = 0", "a weight and its scale for each of its 1 results"),
+        ("%x", WIDE, "groups = 2, quantize = 0", "it has 0 operands behind x"),
+        ("%x, %w, %w", f"{WIDE}, {WEIGHT}, {WEIGHT}", "groups = 2, quantize = 0", "has scales [2, 1] ui8"),
+    ],
+)  # fmt: skip
+def test_linears_must_fit(operands: str, types: str, notes: str, reason: str) -> None:
+    refuse(linears(operands, types, notes), "dsv41.linears" if "rows" not in reason else "weight", reason)
+
+
 def test_two_functions_of_one_name() -> None:
     text = function(f"%x: {BF16}", f"func.return %x : {BF16}", BF16)
     refuse(text + text, "two functions are named 'step'")

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dsv41c.models import mhc_ops, ops, pack_ops, quant
+from dsv41c.models import mhc_ops, ops, pack_ops, product_ops, quant
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -35,6 +36,10 @@ def cache(pages: int, page: int, channels: int, row_format: str) -> Tensor:
     stored = torch.zeros((pages, -(-page * rows.shape[1] // 256) * 256), dtype=torch.uint8)
     ops.store(stored, rows, torch.arange(pages * page), row_format, page)
     return stored
+
+
+def packed_weight(outputs: int, inputs: int) -> list[Tensor]:
+    return [normal(outputs, inputs, dtype=torch.float8_e4m3fn), scales(-(-outputs // 32), -(-inputs // 32))]
 
 
 def expert_stack(experts: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
@@ -93,10 +98,10 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("load", (torch.zeros(2, 8, dtype=torch.int32), slots, "i32", 8, 1)),
         ("dequantize_weight", (normal(64, 32, dtype=torch.float8_e4m3fn), scales(2, 1))),
         ("dequantize_weight", (normal(40, 48, dtype=torch.float8_e4m3fn), scales(2, 2))),
-        ("linear", (normal(3, 64), normal(32, 64), 1)),
-        ("linear", (normal(3, 64), normal(32, 32), 2)),
-        ("linear_fp8", (normal(3, 64), normal(32, 64, dtype=torch.float8_e4m3fn), scales(1, 2), 1)),
-        ("linear_fp8", (normal(3, 64), normal(64, 32, dtype=torch.float8_e4m3fn), scales(2, 1), 2)),
+        ("linears", (normal(3, 64), [*packed_weight(32, 64), *packed_weight(40, 64)], 1, 1)),
+        ("linears", (normal(3, 64), packed_weight(64, 32), 2, 0)),
+        ("linear_fp8", (normal(3, 64), *packed_weight(32, 64), 1)),
+        ("linear_fp8", (normal(3, 64), *packed_weight(64, 32), 2)),
         ("sinkhorn", (normal(3, 4, 4, dtype=torch.float32), 3, 1e-6)),
         ("select_experts", (normal(3, 6, dtype=torch.float32), 2)),
         ("experts", experts_arguments()),
@@ -127,21 +132,26 @@ def test_every_op_has_a_case() -> None:
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
 def test_registration(name: str, arguments: tuple[Any, ...]) -> None:
     checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    if not any(isinstance(value, Tensor) and value.dtype == torch.float8_e4m3fn for value in arguments):
+    if not any(value.dtype == torch.float8_e4m3fn for value in tensors_of(arguments)):
         checks.append("test_schema")  # it multiplies its inputs, which torch cannot do in fp8
     torch.library.opcheck(op_named(name), arguments, test_utils=checks)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
 def test_only_stores_write_to_their_inputs(name: str, arguments: tuple[Any, ...]) -> None:
-    given = [value.clone() if isinstance(value, Tensor) else value for value in arguments]
+    given = tree_map_only(Tensor, Tensor.clone, arguments)
     op_named(name)(*given)
-    changed = [not same_bytes(a, b) for a, b in zip(given, arguments, strict=True) if isinstance(a, Tensor)]
+    changed = [not same_bytes(a, b) for a, b in zip(tensors_of(given), tensors_of(arguments), strict=True)]
     assert changed == [name in ("store", "write_rows")] + [False] * (len(changed) - 1)
 
 
+def tensors_of(values: Any) -> list[Tensor]:
+    """All tensors of arguments or results, those in lists too."""
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
 def op_named(name: str) -> Any:
-    return next(getattr(module, name) for module in (ops, mhc_ops, pack_ops) if hasattr(module, name))
+    return next(getattr(module, name) for module in (ops, mhc_ops, pack_ops, product_ops) if hasattr(module, name))
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
@@ -152,14 +162,14 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
 def test_fake_shapes(name: str, arguments: tuple[Any, ...]) -> None:
     real = outputs(op_named(name), arguments)
     with FakeTensorMode() as mode:
-        fakes = tuple(mode.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments)
+        fakes = tree_map_only(Tensor, mode.from_tensor, arguments)
         fake = outputs(op_named(name), fakes)
     assert [(value.shape, value.dtype) for value in fake] == [(value.shape, value.dtype) for value in real]
 
 
 def outputs(op: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
     result = op(*arguments)
-    return result if isinstance(result, tuple) else () if result is None else (result,)
+    return tuple(tensors_of(result))
 
 
 # --- corners --------------------------------------------------------------------------------------------------------
@@ -249,3 +259,14 @@ def test_rows_of_no_expert_stay_zero() -> None:
 def test_sinkhorn_normalizes_columns_last() -> None:
     mix = ops.sinkhorn(normal(6, 4, 4, dtype=torch.float32), 20, 1e-6)
     assert torch.allclose(mix.sum(1), torch.ones(6, 4), atol=1e-5)
+
+
+def test_linears_are_quantization_dequantization_and_product() -> None:
+    """Bit for bit the ops that one stands for, each weight on its own."""
+    x, one, other = normal(5, 96), packed_weight(32, 96), packed_weight(40, 96)
+    rounded = ops.fake_quantize(x, "fp8_e8m0")
+    expected = [torch.nn.functional.linear(rounded, ops.dequantize_weight(*pair)) for pair in (one, other)]
+    for found, want in zip(product_ops.linears(x, [*one, *other], 1, 1), expected, strict=True):
+        assert torch.equal(found, want)
+    (plain,) = product_ops.linears(rounded, other, 1, 0)
+    assert torch.equal(plain, expected[1])
