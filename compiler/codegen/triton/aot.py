@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -24,8 +25,7 @@ __all__ = ["Compiled", "compile_kernel", "compile_kernels", "kernel_key"]
 
 _WORKER = "dsv41c.compiler.codegen.triton.worker"
 _HERE = Path(__file__).parent
-# Modules other than a kernel's own source that decide what its binary is.
-_SHARED_SOURCES = ("worker.py", "kernels/formats.py", "kernels/rows.py")
+_IMPORT = re.compile(r"^from dsv41c\.compiler\.codegen\.triton\.kernels\.(\w+) import", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,19 @@ def compile_kernels(
 
 def kernel_key(kernel: Kernel, target: GpuTarget) -> str:
     """The hash of everything that decides a binary: sources, holes, tiles, the target's data, Triton's version."""
-    sources = [kernel.source, *(_HERE / name for name in _SHARED_SOURCES)]
-    texts = [source.read_text() for source in sources]
+    texts = _sources(kernel.source, {_HERE / "worker.py"})
     parts = (*texts, json.dumps(kernel.to_json()), json.dumps(target.to_json()), _triton_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _sources(file: Path, seen: set[Path]) -> list[str]:
+    """The texts of the worker, of a kernel's module, and of the kernel modules that it imports."""
+    seen.add(file)
+    for name in _IMPORT.findall(file.read_text()):
+        imported = file.with_name(f"{name}.py")
+        if imported not in seen:
+            _sources(imported, seen)
+    return [path.read_text() for path in sorted(seen)]
 
 
 class _Workers:

@@ -6,7 +6,7 @@ A family is a module in kernels/. It holds Triton functions with `tl.constexpr` 
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
 
 # In the order in which they stand in docs/kernels.md.
-FAMILIES = ("cache_rows", "mhc")
+FAMILIES = ("cache_rows", "mhc", "gemm", "sparse_attention")
 
 Hole = int | float | bool | str
 _PACKAGE = "dsv41c.compiler.codegen.triton.kernels"
@@ -32,11 +32,13 @@ class Tile:
 
     Attributes:
         holes: the values of the tile's constexprs. warps, stages: Triton's num_warps and num_stages.
+        backends: the targets' backends that it is meant for.
     """
 
     holes: Mapping[str, Hole]
     warps: int = 4
     stages: int = 2
+    backends: tuple[str, ...] = ("cuda", "hip")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Kernel:
         holes: constexprs that the model decides.
         tiles: from the fastest to the smallest; the compiler takes the first that fits a target.
         grid: programs along each axis as (size, per): size over per, rounded up. Both are numbers, arguments or holes.
-        unaligned: pointers that need not be divisible by 16 bytes.
+        unaligned: pointers that need not be divisible by 16 bytes. multiples: sizes that are divisible by 16.
         fp_fusion: whether products and sums may fuse; never where bits are compared.
     """
 
@@ -61,7 +63,8 @@ class Kernel:
     holes: Mapping[str, Hole]
     tiles: tuple[Tile, ...]
     grid: tuple[tuple[int | str, int | str], ...]
-    unaligned: tuple[str, ...] = field(default=())
+    unaligned: tuple[str, ...] = ()
+    multiples: tuple[str, ...] = ()
     fp_fusion: bool = False
 
     @property
@@ -107,7 +110,8 @@ class Kernel:
         """The inverse of `to_json`."""
         tiles = tuple(Tile(**{**tile, "backends": tuple(tile["backends"])}) for tile in data["tiles"])
         grid = tuple((size, per) for size, per in data["grid"])
-        return cls(**{**data, "tiles": tiles, "grid": grid, "unaligned": tuple(data["unaligned"])})
+        names = {name: tuple(data[name]) for name in ("unaligned", "multiples")}
+        return cls(**{**data, "tiles": tiles, "grid": grid, **names})
 
 
 def kernels_of(config: "ModelConfig", families: tuple[str, ...] = FAMILIES) -> tuple[Kernel, ...]:

@@ -77,6 +77,7 @@ def _compile(kernel: Kernel, target: GpuTarget, tile: Tile) -> Any:
     if unknown:
         raise ValueError(f"arguments and holes do not match {kernel.function}: {', '.join(unknown)}")
     aligned = [n for n, kind in kernel.arguments.items() if kind.startswith("*") and n not in kernel.unaligned]
+    aligned += kernel.multiples
     attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     gpu = GPUTarget(target.backend, target.arch, target.warp)
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": kernel.fp_fusion}
