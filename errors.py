@@ -28,3 +28,7 @@ class PlanError(Dsv41Error):
 
 class RequestError(Dsv41Error):
     """A request that the loaded plan cannot serve: token ids out of range, an empty or too long prompt."""
+
+
+class StateError(Dsv41Error):
+    """A forward whose cached state is not there: look-back ids, window rows, a compressor tail, unwritten pages."""

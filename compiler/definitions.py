@@ -6,10 +6,10 @@ An op without an entry has none, and runs as a kernel of the runtime on the CPU;
     index_topk     reads as many rows as each sequence has, and sorts
     experts        as many rows an expert as chose it; one expert is a function, see `Definitions.define_parts`
     rotary         cos and sin need an argument reduction that is exact to the largest position
+    linears        torch's library uses the CPU's matrix instructions, IREE does not; what stands around is functions
 
-For many rows two more run there, although they have one:
+For many rows one more runs there, although it has one:
 
-    linear             torch's library uses the CPU's matrix instructions, IREE does not
     sparse_attention   rows share keys: dequantized once a row instead of once a use
 """
 
@@ -28,6 +28,7 @@ from dsv41c.compiler.trace import trace_definition
 from dsv41c.ir.builder import functions, get_symbols, has_one_row, set_symbols
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp, Experts
+from dsv41c.ir.ops.products import Linears
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models import mhc_ops, ops, pack_ops, packed_products, quant
 from dsv41c.passes.pass_base import PassContext
@@ -41,7 +42,6 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.mhc_site": mhc_ops.mhc_site_definition,
     "dsv41.mhc_enter": mhc_ops.mhc_enter_definition,
     "dsv41.mhc_leave": mhc_ops.mhc_leave_definition,
-    "dsv41.linear": ops.linear_definition,
     "dsv41.linear_fp8": packed_products.linear_fp8_by_rows,
     "dsv41.sinkhorn": ops.sinkhorn_definition,
     "dsv41.select_experts": ops.select_experts_definition,
@@ -56,7 +56,7 @@ ROW_SUMS: Mapping[str, Callable[..., Any]] = {
     "torch.aten.mean.dim": ops.mean_in_chains,
     "torch.aten.sum.dim_IntList": ops.sum_in_chains,
 }
-WHOLE = frozenset({"dsv41.linear", "dsv41.sparse_attention"})
+WHOLE = frozenset({"dsv41.sparse_attention"})
 # Definitions so large that IREE would take most of its time for them, in every region that holds one.
 ALONE = frozenset({"dsv41.sparse_attention"})
 
@@ -101,7 +101,18 @@ class Definitions:
 
     def define_parts(self, op: CustomOp) -> dict[str, FuncOp]:
         """The functions that the runtime's kernel for an op calls, by the attribute of the op that names each."""
+        if isinstance(op, Linears):
+            return self._product_parts(op)
         return self._expert_parts(op) if isinstance(op, Experts) else {}
+
+    def _product_parts(self, op: Linears) -> dict[str, FuncOp]:
+        """`unpack_0`, ...: a packed weight to bf16, equal for weights of one shape; `prologue`: x to fp8 values."""
+        pairs = zip(op.packed[::2], op.packed[1::2], strict=True)
+        weights = [[_argument(weight.type), _argument(scale.type)] for weight, scale in pairs]
+        parts = {f"unpack_{i}": self._traced("weight", quant.dequantize_weight, w) for i, w in enumerate(weights)}
+        if op.quantize.value.data:
+            parts["prologue"] = self._traced("rows", quant.fake_quantize, [_argument(op.x.type), "fp8_e8m0"])
+        return {role: part.clone() for role, part in parts.items()}
 
     def _expert_parts(self, op: Experts) -> dict[str, FuncOp]:
         """The functions of one routed expert.

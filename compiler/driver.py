@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -34,7 +34,8 @@ from dsv41c.ir.types import TensorType
 from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.engram_tables import engram_tables, read_tokenizer
-from dsv41c.models.state import DEFAULT_PAGE_TOKENS, state_specs
+from dsv41c.models.ops import LIST
+from dsv41c.models.state import DEFAULT_PAGE_TOKENS, StateSpec, state_specs
 from dsv41c.models.weights import empty_backbone, stacked_names
 from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
@@ -67,6 +68,7 @@ DEFAULT_TRANSIENT_BUDGET = 2 << 30
 PROGRAM = "step"
 FORMATS_PHASE = 2  # of the pipeline: from here on products no longer show which formats they multiply
 PROGRAMS = (PROGRAM, ENCODE, TAIL)
+_SLOT_IDS = torch.iinfo(LIST).max + 1
 _TOOLS = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "xdsl")
 
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
@@ -241,16 +243,35 @@ class Lowered:
 
 
 def step_ranges(config: ModelConfig, options: CompileOptions) -> Ranges:
-    """The declared ranges of the step program's sizes."""
+    """The declared ranges of the step program's sizes; no pool has more rows than slot ids count.
+
+    Args:
+        config, options: as in `lower_config`.
+    Raises:
+        CompileError: one sequence, or the rings of all, would have more rows than that.
+    """
     pages = -(-config.max_position_embeddings // options.page_tokens)
+    specs = state_specs(config, options.page_tokens)
     return Ranges(
         rows=options.max_rows,
         sequences=options.max_sequences,
         pages=pages,
         logit_rows=options.max_rows,
-        pool_pages=1 << 24,
-        rings=1 << 16,
+        pool_pages=_pool_size(specs, "pages", at_most=1 << 24, at_least=pages),
+        rings=_pool_size(specs, "rings", at_most=1 << 16, at_least=options.max_sequences),
     )
+
+
+def _pool_size(specs: Sequence[StateSpec], pool: str, at_most: int, at_least: int) -> int:
+    """The largest size of a pool in pages whose rows all have a slot id."""
+    rows = max((spec.page for spec in specs if spec.pool == pool), default=1)
+    size = min(at_most, _SLOT_IDS // rows)
+    if size < at_least:
+        raise CompileError(
+            f"the pool of {pool} needs at least {at_least} pages of {rows} rows; supported are {_SLOT_IDS} rows, which "
+            "slot ids of 32 bits count: lower max_position_embeddings, sliding_window, --page-tokens or --max-sequences"
+        )
+    return size
 
 
 class _Compilation:

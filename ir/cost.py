@@ -63,7 +63,12 @@ def _rule_cost(op: Operation, operands: list[Argument], results: list[Argument])
     actual = stand_in(op)
     cost = rule_of(actual).cost(actual, operands, results)
     precision = product_precision(op)
-    return cost if precision is None else Cost(cost.read, cost.written, {precision: sum(cost.flops.values())})
+    if precision is None:
+        return cost
+    # What a product does besides multiplying, as quantizing its input, is counted under another precision than bf16.
+    return Cost(
+        cost.read, cost.written, {precision if one == "bf16" else one: count for one, count in cost.flops.items()}
+    )
 
 
 def _read_through(argument: SSAValue, evaluator: ShapeEvaluator) -> int:

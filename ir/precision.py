@@ -3,7 +3,8 @@
 from xdsl.ir import Operation, SSAValue
 
 from dsv41c.ir.ops.aten import PREFIX, is_view
-from dsv41c.ir.ops.custom import Dequantize, DequantizeWeight, FakeQuantize, Linear, LinearFp8
+from dsv41c.ir.ops.custom import Dequantize, DequantizeWeight, FakeQuantize, LinearFp8
+from dsv41c.ir.ops.products import Linears
 from dsv41c.ir.types import FORMATS, TensorType
 
 _PRODUCTS = {f"{PREFIX}{name}" for name in ("linear", "matmul", "mm", "bmm")}
@@ -33,10 +34,12 @@ def product_precision(op: Operation) -> str | None:
     Example: `torch.aten.linear(fake_quantize(x), dequantize_weight(w, s))` is "fp8_fp8": its result is that of fp8
     tensor cores. With plain bf16 activations it is a bf16 product, however the weight is stored.
     """
-    if op.name not in _PRODUCTS and not isinstance(op, Linear | LinearFp8):
+    packed = isinstance(op, Linears | LinearFp8)
+    if op.name not in _PRODUCTS and not packed:
         return None
-    x = value_format(op.operands[0])
-    weight = "fp8" if isinstance(op, LinearFp8) else value_format(op.operands[1])
+    quantizes = isinstance(op, Linears) and op.quantize.value.data == 1
+    x = "fp8" if quantizes else value_format(op.operands[0])
+    weight = "fp8" if packed else value_format(op.operands[1])
     if x is None or weight is None:
         return None
     # No unit multiplies fp8 weights with fp4 activations; those run as fp8.

@@ -21,8 +21,8 @@ class Selection:
     """What an index source publishes for the layers that reuse it.
 
     Attributes:
-        main_slots: int64 [T, index_topk], global slots of the selected main entries, -1 none.
-        candidates: int64 [T, candidate_topk_blocks] block ids of the candidate pool, or None before its source.
+        main_slots: int32 [T, index_topk], global slots of the selected main entries, -1 none.
+        candidates: int32 [T, candidate_topk_blocks] block ids of the candidate pool, or None before its source.
     """
 
     main_slots: Tensor
@@ -37,7 +37,7 @@ class Context:
         rows: the batch's geometry.
         caches: the state by name.
         page_tokens: tokens a page of the global caches.
-        window_index: int64 [T, W]. window_store: int64 [T].
+        window_index: int32 [T, W]. window_store: int64 [T].
         window_rotary, compressed_rotary: rotations of layers without and with compressed entries.
         entry_rotary: by ratio, the rotation of a completed entry (at its group's first token).
         entry_store: by ratio, the slots of completed entries, int64 [T].
@@ -134,7 +134,7 @@ class Indexer(nn.Module):
         Args:
             x: bf16 [T, d]. compressed_query: bf16 [T, q_lora_rank], already quantized to fp8 values.
         Returns:
-            topk: int64 [T, index_topk] entries, ascending, -1 last. blocks: int64 [T, n_blocks].
+            topk: int32 [T, index_topk] entries, ascending, -1 last. blocks: int32 [T, n_blocks].
         """
         query = self.wq_b(compressed_query).unflatten(-1, (self.heads, self.head_dim))
         query = ops.fake_quantize(rotate(query, *context.compressed_rotary), "fp4_e8m0")

@@ -47,7 +47,7 @@ class Block:
     """The geometry of a draft pass over the flat rows of all blocks, M = B * n rows.
 
     Attributes:
-        window_index: int64 [M, W + n], ring rows oldest first, then the rows of the own block (`ops.sparse_attention`).
+        window_index: int32 [M, W + n], ring rows oldest first, then the rows of the own block (`ops.sparse_attention`).
         rotary: the rotation of each row's position.
     """
 
@@ -185,7 +185,7 @@ class DSpark(nn.Module):
         earlier = positions.unsqueeze(-1) + torch.arange(-window, 0, device=device)
         slots = torch.where(earlier >= 0, ring.unsqueeze(-1) * window + earlier.clamp(min=0) % window, -1)
         fresh = -2 - torch.arange(positions.shape[0] * size, device=device).view(-1, size)
-        window_index = torch.cat((slots, fresh), dim=-1).repeat_interleave(size, 0)
+        window_index = torch.cat((slots, fresh), dim=-1).to(ops.LIST).repeat_interleave(size, 0)
         own = (positions.unsqueeze(-1) + torch.arange(size, device=device)).flatten()
         return Block(window_index, ops.rotary(own, self.rotary.window))
 

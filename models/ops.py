@@ -5,6 +5,9 @@ compiles it. Ops that touch a cache, sort, or run a data-dependent number of row
 
 Slots address cache rows: slot = page_id * rows_per_page + offset, and -1 means "no row". Pages are planar: all data
 rows of a page, then all its scale rows (SPEC 11.3).
+
+Lists of many entries, blocks or slots a row are int32, since they are what a long prefill chunk holds most of; bytes
+are addressed in int64.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dsv41c.models import quant
 _TILE = 64  # keys that share one running maximum in the official kernel, SPEC 4.11
 _MASKED = -1e30  # finite seed of the running maximum, SPEC 4.11
 PLAIN_FORMATS = {"f32": torch.float32, "i32": torch.int32}
+LIST = torch.int32  # entries, blocks and slots in lists of many a row
 
 
 # --- quantization ---------------------------------------------------------------------------------------------------
@@ -87,17 +91,6 @@ def linear_definition(x: Tensor, weight: Tensor, groups: int) -> Tensor:
     parts = x.unflatten(-1, (groups, inputs)).transpose(0, 1)
     weights = weight.unflatten(0, (groups, outputs // groups)).transpose(1, 2)
     return torch.matmul(parts, weights).transpose(0, 1).flatten(1)
-
-
-@custom_op("dsv41::linear", mutates_args=())
-def linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """`linear_definition` as one op."""
-    return linear_definition(x, weight, groups).contiguous()
-
-
-@linear.register_fake
-def _(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]))
 
 
 @custom_op("dsv41::linear_fp8", mutates_args=())
@@ -486,13 +479,15 @@ def sparse_attention_definition(
 ) -> Tensor:
     """Attention of every head over window rows and selected main rows with a sink in the denominator (SPEC 4.11).
 
+    window_index = window_index.to(torch.int64)
     Args:
         query: bf16 [T, H, D].
         window: the layer's window cache, fp8_e8m0 rows. fresh: uint8 [T, row_bytes], this forward's window rows.
-        window_index: int64 [T, W]; -1 no key, i >= 0 window slot i, i <= -2 fresh row -2 - i.
-        main: the main KV cache, fp4_e4m3 rows, or None. main_slots: int64 [T, K], -1 no key, or None.
+        window_index: int32 [T, W]; -1 no key, i >= 0 window slot i, i <= -2 fresh row -2 - i.
+        main: the main KV cache, fp4_e4m3 rows, or None. main_slots: int32 [T, K], -1 no key, or None.
         sink: fp32 [H]. scale: the logits' factor. window_page, main_page: rows a page.
         read: `load_definition` to be compiled, `load_rows` to be run.
+        main_slots = main_slots.to(torch.int64)
     Returns:
         bf16 [T, H, D]; a row without any key is 0.
     """
@@ -596,7 +591,7 @@ def index_scores(query: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 
 
 def _best(scores: Tensor, k: int) -> Tensor:
-    """Indices of the k largest of the last dimension, ascending, -1 last; -inf is never chosen.
+    """Indices of the k largest of the last dimension, int32, ascending, -1 last; -inf is never chosen.
 
     Equal scores go to the lower index: a stable descending sort keeps it first (SPEC 4.10).
     """
@@ -604,7 +599,7 @@ def _best(scores: Tensor, k: int) -> Tensor:
     values, order = values[..., :k], order[..., :k]
     beyond = scores.shape[-1]
     chosen = torch.where(values == float("-inf"), beyond, order).sort(dim=-1).values
-    chosen = torch.where(chosen == beyond, -1, chosen)
+    chosen = torch.where(chosen == beyond, -1, chosen).to(LIST)
     return torch.nn.functional.pad(chosen, (0, k - chosen.shape[-1]), value=-1)
 
 
@@ -614,7 +609,7 @@ def candidate_blocks(scores: Tensor, visible: Tensor, block: int, n_blocks: int)
     Args:
         scores: fp32 [T, N], -inf where not visible. visible: int64 [T], number of visible entries.
     Returns:
-        int64 [T, n_blocks] block ids, ascending, -1 last.
+        int32 [T, n_blocks] block ids, ascending, -1 last.
     """
     count = -(-scores.shape[1] // block)
     padded = torch.nn.functional.pad(scores, (0, count * block - scores.shape[1]), value=float("-inf"))
@@ -644,15 +639,15 @@ def index_topk(
     Args:
         query: bf16 [T, Hi, Di]. weights: bf16 [T, Hi]. index: the index K cache, fp4_e8m0 rows.
         pages: int64 [B, P] block table. sequence, positions: int64 [T]; position -1 is a padded row.
-        candidates: int64 [T, C] block ids the entries must lie in (-1 none), or None for all.
+        candidates: int32 [T, C] block ids the entries must lie in (-1 none), or None for all.
         ratio: tokens an entry. page: entries a page. block: entries a candidate block.
         n_blocks: candidate blocks to publish, 0 for none.
     Returns:
-        topk: int64 [T, k] entries, ascending, -1 last. blocks: int64 [T, n_blocks], likewise.
+        topk: int32 [T, k] entries, ascending, -1 last. blocks: int32 [T, n_blocks], likewise.
     """
     rows = positions.shape[0]
-    topk = positions.new_full((rows, k), -1)
-    blocks = positions.new_full((rows, n_blocks), -1)
+    topk = positions.new_full((rows, k), -1, dtype=LIST)
+    blocks = positions.new_full((rows, n_blocks), -1, dtype=LIST)
     width = quant.FORMATS["fp4_e8m0"].row_bytes(query.shape[-1])
     visible = (positions + 1) // ratio
     for b in torch.unique(sequence).tolist():
@@ -689,7 +684,7 @@ def _(
     n_blocks: int,
 ) -> tuple[Tensor, Tensor]:
     rows = positions.shape[0]
-    return positions.new_empty((rows, k)), positions.new_empty((rows, n_blocks))
+    return positions.new_empty((rows, k), dtype=LIST), positions.new_empty((rows, n_blocks), dtype=LIST)
 
 
 @custom_op("dsv41::index_pool_topk", mutates_args=())
@@ -709,17 +704,17 @@ def index_pool_topk(
     """`index_topk` with candidates, by scoring the entries of each row's candidate blocks and no others (SPEC 4.9).
 
     Args:
-        candidates: int64 [T, C] block ids, distinct, -1 none; those that lie beyond a row's visible entries count
+        candidates: int32 [T, C] block ids, distinct, -1 none; those that lie beyond a row's visible entries count
             for nothing. The others: as in `index_topk`.
     Returns:
-        int64 [T, k] entries, ascending, -1 last.
+        int32 [T, k] entries, ascending, -1 last.
     """
-    topk = positions.new_full((positions.shape[0], k), -1)
+    topk = positions.new_full((positions.shape[0], k), -1, dtype=LIST)
     width = quant.FORMATS["fp4_e8m0"].row_bytes(query.shape[-1])
     visible = (positions + 1) // ratio
     inside = torch.arange(block, device=positions.device)
     for row in range(positions.shape[0]):
-        entry = (candidates[row].sort().values.unsqueeze(-1) * block + inside).flatten()
+        entry = (candidates[row].to(torch.int64).sort().values.unsqueeze(-1) * block + inside).flatten()
         entry = entry[(entry >= 0) & (entry < visible[row])]
         if entry.numel() == 0:
             continue
@@ -744,4 +739,4 @@ def _(
     page: int,
     block: int,
 ) -> Tensor:
-    return positions.new_empty((positions.shape[0], k))
+    return positions.new_empty((positions.shape[0], k), dtype=LIST)

@@ -25,7 +25,7 @@ def linear_fp8_by_rows(x: Tensor, weight: Tensor, scale: Tensor, groups: int) ->
 
     Args:
         x: bf16 [T, groups * K]. weight: float8_e4m3fn [N, K]. scale: uint8 [N/32, K/32].
-        groups: see `ops.linear`.
+        groups: see `ops.linear_definition`.
     Returns:
         bf16 [T, N].
     """

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsv41c.models.ops import LIST
+
 INPUT_NAMES = (
     "tokens",
     "positions",
@@ -33,7 +35,7 @@ INPUT_NAMES = (
 
 @dataclass(frozen=True)
 class Rows:
-    """The geometry of one forward; every per-row tensor is int64 [T].
+    """The geometry of one forward; every per-row tensor is int64 [T], every list of many entries a row int32.
 
     Attributes:
         positions: absolute position, -1 for a padded row.
@@ -83,26 +85,30 @@ class Rows:
         return torch.where(kept, self.ring_slot(self.positions, size), -1)
 
     def window_index(self, size: int) -> Tensor:
-        """Keys of the causal window, oldest first: int64 [T, size].
+        """Keys of the causal window, oldest first: int32 [T, size].
 
         -1 is no key, i >= 0 the window slot i, i <= -2 the fresh row -2 - i.
         """
         back = torch.arange(size - 1, -1, -1, device=self.positions.device)
         position = self.positions.unsqueeze(-1) - back
         index = torch.where(self.is_fresh(position), -2 - self.fresh_row(position), self.ring_slot(position, size))
-        return torch.where(position >= 0, index, -1)
+        return torch.where(position >= 0, index, -1).to(LIST)
 
     def entry_store(self, ratio: int, page: int) -> Tensor:
         """Slots of the entries that the rows complete; a row that completes none gets -1 (SPEC 4.3)."""
         complete = (self.positions >= 0) & ((self.positions + 1) % ratio == 0)
         entry = (self.positions + 1).clamp(min=ratio) // ratio - 1
-        return torch.where(complete, self.entry_slots(entry.unsqueeze(-1), page).squeeze(-1), -1)
+        return torch.where(complete, self._slots(entry.unsqueeze(-1), page).squeeze(-1), -1)
 
     def entry_slots(self, entries: Tensor, page: int) -> Tensor:
-        """Global slots of entries int64 [T, k] of each row's own sequence; -1 stays -1.
+        """Global slots int32 of entries int32 [T, k] of each row's own sequence; -1 stays -1.
 
         A padded row has no entries: its sequence and block table are never read for an address that is used.
         """
+        # Compilers gather by int64 alone, so only what is kept is narrow.
+        return self._slots(entries.to(torch.int64), page).to(LIST)
+
+    def _slots(self, entries: Tensor, page: int) -> Tensor:
         safe = entries.clamp(min=0)
         # One flat index: a compiler gathers by one list of addresses, not by two that broadcast.
         owner = self.pages.flatten()[self.sequence.unsqueeze(-1) * self.pages.shape[1] + safe // page]

@@ -9,7 +9,8 @@ from xdsl.ir import Operation, SSAValue
 
 from dsv41c.ir.builder import attribute, functions, has_one_row
 from dsv41c.ir.names import replace_op
-from dsv41c.ir.ops.custom import DequantizeWeight, Linear, LinearFp8
+from dsv41c.ir.ops.custom import DequantizeWeight, LinearFp8
+from dsv41c.ir.ops.products import Linears
 from dsv41c.ir.ops.state import SparseAttention
 from dsv41c.ir.types import NONE, TensorType
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
@@ -22,14 +23,14 @@ class LowerLinear(Pass):
     What:
         %w = dsv41.dequantize_weight %weight, %scale : ...
         %y = torch.aten.linear %x, %w, %none : ...
-          ->  %y = dsv41.linear_fp8 %x, %weight, %scale {groups = 1} : ...       in a program of one row
-          ->  %y = dsv41.linear %x, %w {groups = 1} : ...                        in a program of many
+          ->  %y = dsv41.linear_fp8 %x, %weight, %scale {groups = 1} : ...             in a program of one row
+          ->  %y = dsv41.linears %x, %weight, %scale {groups = 1, quantize = 0} : ...  in a program of many
 
         the same for a product in groups: unflatten and transpose on both sides, matmul, transpose, flatten.
 
     Why: one row reads each weight once, so it is decoded where it is multiplied. Many rows share a weight that is
     dequantized once, and leave the product to a library that uses the CPU's matrix instructions; the CPU target's
-    compiler does not (docs/cpu-target.md).
+    compiler does not (docs/cpu-target.md). Packed weights until then: a dequantized one lives inside one launch.
 
     Needs: nothing.
 
@@ -71,10 +72,10 @@ class _Product:
 
     def lowered(self, weight: DequantizeWeight, one_row: bool) -> Operation:
         """The op that takes its place."""
-        own = [weight.weight, weight.scale] if one_row else [weight.result]
-        kind = LinearFp8 if one_row else Linear
-        groups = {"groups": attribute(self.groups)}
-        return kind.build(operands=[self.x, *own], result_types=[self.last.results[0].type], attributes=groups)
+        slots, types = [self.x, weight.weight, weight.scale], [self.last.results[0].type]
+        if one_row:
+            return LinearFp8.from_slots(slots, types, {"groups": attribute(self.groups)})
+        return Linears.from_slots(slots, types, {"groups": attribute(self.groups), "quantize": attribute(0)})
 
 
 def _product(weight: DequantizeWeight) -> _Product | None:

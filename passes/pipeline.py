@@ -74,7 +74,7 @@ PHASES: tuple[Phase, ...] = (
             SpecializeRows(),
             # While products still stand beside the weights that they read.
             LowerLinear(),
-            # In a program of one row nobody reads the dequantized weights any more.
+            # Products have taken the packed weights, and nobody reads the dequantized ones any more.
             DeadCode(),
         ),
     ),

@@ -24,12 +24,16 @@ class Piece:
         context: tokens it has in the caches already.
         tokens: the new ones.
         wanted: offsets into `tokens` whose logits are wanted, ascending.
+        start: no row attends to a window row of a token before this one (SPEC 5.6).
+        written_from: entries of tokens before this one are read, and not written.
     """
 
     allotment: Allotment
     context: int
     tokens: Sequence[int]
     wanted: Sequence[int]
+    start: int = 0
+    written_from: int = 0
 
 
 def step_inputs(pieces: Sequence[Piece], n_rows: int = 0, n_pages: int = 1) -> dict[str, Tensor]:

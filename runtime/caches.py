@@ -6,8 +6,7 @@ the "rings" pool, so a sequence holds one block table and one ring, whatever the
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,48 +15,105 @@ from torch import Tensor
 from dsv41c.errors import RequestError
 from dsv41c.models.state import StateSpec
 from dsv41c.runtime.iree_device import aligned_empty
+from dsv41c.runtime.pages import Numbers, Pages
 
 _POISON_BYTE = 0x7F  # NaN as an e4m3 value and as an e4m3 scale, a factor of 1 as a ue8m0 scale
 _POISON_ID = -1
 
 
-class Numbers:
-    """Hands out the numbers 0..count-1, the lowest free one first, so that runs repeat exactly."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._free = list(range(count))
-
-    @property
-    def free(self) -> int:
-        """How many are left."""
-        return len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        """The `count` lowest free numbers; the caller has checked that there are so many."""
-        return [heapq.heappop(self._free) for _ in range(count)]
-
-    def give_back(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            heapq.heappush(self._free, number)
-
-
 @dataclass
 class Allotment:
-    """What one sequence holds: its ring slot and its pages in token order."""
+    """What one sequence holds.
+
+    Attributes:
+        ring: its ring slot.
+        pages: its pages in token order.
+    """
 
     ring: int
     pages: list[int] = field(default_factory=list)
 
 
-class CachePool:
-    """The caches of a plan and who holds which part of them.
+class CacheBook:
+    """Who holds which part of the caches, and the bytes of it; no memory.
 
     Args:
         specs: the state table.
         page_tokens: tokens a page.
         n_pages: pages of every cache in the "pages" pool.
         n_rings: sequence slots of every cache in the "rings" pool.
+    """
+
+    def __init__(self, specs: Sequence[StateSpec], page_tokens: int, n_pages: int, n_rings: int) -> None:
+        self.specs = tuple(specs)
+        self.page_tokens = page_tokens
+        self.pages = Pages(n_pages)
+        self.rings = Numbers(n_rings)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, all caches together."""
+        return sum(spec.page_bytes for spec in self.specs if spec.pool == "pages")
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of a sequence's rings, all caches together."""
+        return sum(spec.page_bytes for spec in self.specs if spec.pool == "rings")
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all caches."""
+        return self.page_bytes * self.pages.count + self.ring_bytes * self.rings.count
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages and rings that sequences hold."""
+        return self.page_bytes * self.pages.held + self.ring_bytes * (self.rings.count - self.rings.free)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` tokens of one sequence fill."""
+        return -(-tokens // self.page_tokens)
+
+    def bytes_for(self, tokens: int) -> int:
+        """Bytes that a sequence of so many tokens takes."""
+        return self.page_bytes * self.pages_for(tokens) + self.ring_bytes
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a sequence of `tokens` tokens can start now."""
+        return self.rings.free >= 1 and self.pages.available >= self.pages_for(tokens)
+
+    def allot(self, tokens: int, shared: Sequence[int] = ()) -> Allotment:
+        """A ring and the pages for `tokens` tokens.
+
+        Args:
+            tokens: of the whole sequence.
+            shared: pages with its first tokens, held by others or idle.
+        Raises:
+            RequestError: there are not so many; nothing was taken.
+        """
+        self.pages.share(shared)
+        needed = self.pages_for(tokens) - len(shared)
+        if self.rings.free < 1 or self.pages.available < needed:
+            self.pages.give_back(reversed(shared))
+            raise RequestError(
+                f"out of pages: {tokens} tokens need {needed} pages of {self.page_tokens} tokens and a sequence slot, "
+                f"{self.pages.available} of {self.pages.count} pages and {self.rings.free} of {self.rings.count} slots "
+                "are free; ask for fewer tokens, or load the plan with more cache_tokens or max_sequences"
+            )
+        return Allotment(self.rings.take(1)[0], [*shared, *self.pages.take(needed)])
+
+    def release(self, allotment: Allotment) -> None:
+        """Takes back what `allot` gave; nothing is cleared, since only written rows are ever read."""
+        self.rings.give_back([allotment.ring])
+        # The last page first: of a chain of idle pages the end goes before what it hangs on.
+        self.pages.give_back(reversed(allotment.pages))
+
+
+class CachePool(CacheBook):
+    """The caches of a plan.
+
+    Args:
+        specs, page_tokens, n_pages, n_rings: see `CacheBook`.
         poison: fill pages with 0x7F, NaN and -1 instead of zero, whenever they are handed out; for tests, which then
             see every read of a row that was never written.
     """
@@ -65,65 +121,76 @@ class CachePool:
     def __init__(
         self, specs: Sequence[StateSpec], page_tokens: int, n_pages: int, n_rings: int, poison: bool = False
     ) -> None:
-        self.specs = tuple(specs)
-        self.page_tokens = page_tokens
-        self.pages = Numbers(n_pages)
-        self.rings = Numbers(n_rings)
+        super().__init__(specs, page_tokens, n_pages, n_rings)
         self.poison = poison
         self.tensors: dict[str, Tensor] = {}
         for spec in self.specs:
-            cache = aligned_empty((self._count(spec), spec.page_width), spec.dtype)
+            count = n_pages if spec.pool == "pages" else n_rings
+            cache = aligned_empty((count, spec.page_width), spec.dtype)
             self.tensors[spec.name] = cache.fill_(poison_value(cache.dtype) if poison else 0)
 
-    def _count(self, spec: StateSpec) -> int:
-        return self.pages.count if spec.pool == "pages" else self.rings.count
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all cache tensors."""
-        return sum(cache.nbytes for cache in self.tensors.values())
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the pages and rings that sequences hold."""
-        used = {"pages": self.pages.count - self.pages.free, "rings": self.rings.count - self.rings.free}
-        return sum(spec.page_bytes * used[spec.pool] for spec in self.specs)
-
-    def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens of one sequence fill."""
-        return -(-tokens // self.page_tokens)
-
-    def has_room(self, tokens: int) -> bool:
-        """Whether a sequence of `tokens` tokens can start now."""
-        return self.rings.free >= 1 and self.pages.free >= self.pages_for(tokens)
-
-    def allot(self, tokens: int) -> Allotment:
-        """A ring and the pages for `tokens` tokens.
-
-        Raises:
-            RequestError: there are not so many.
-        """
-        needed = self.pages_for(tokens)
-        if not self.has_room(tokens):
-            raise RequestError(
-                f"out of pages: {tokens} tokens need {needed} pages of {self.page_tokens} tokens and a sequence slot, "
-                f"{self.pages.free} of {self.pages.count} pages and {self.rings.free} of {self.rings.count} slots are "
-                "free; ask for fewer tokens, or load the plan with more cache_tokens or max_sequences"
-            )
-        allotment = Allotment(self.rings.take(1)[0], self.pages.take(needed))
+    def allot(self, tokens: int, shared: Sequence[int] = ()) -> Allotment:
+        allotment = super().allot(tokens, shared)
         if self.poison:
-            self._poison(allotment)
+            self._poison("pages", allotment.pages[len(shared) :])
+            self._poison("rings", [allotment.ring])
         return allotment
 
-    def release(self, allotment: Allotment) -> None:
-        """Takes back what `allot` gave; nothing is cleared, since only written rows are ever read."""
-        self.rings.give_back([allotment.ring])
-        self.pages.give_back(allotment.pages)
+    def fork(self, allotment: Allotment, length: int) -> Allotment:
+        """A second sequence that goes on from the first `length` tokens of one.
 
-    def _poison(self, allotment: Allotment) -> None:
+        The full pages up to there are shared. The page that both write on in and the ring are copied.
+
+        Args:
+            allotment: of the first sequence, whose rings stand at `length`.
+            length: tokens that both have.
+        Raises:
+            RequestError: there is no room; nothing was taken.
+        """
+        common = allotment.pages[: length // self.page_tokens]
+        forked = self.allot(len(allotment.pages) * self.page_tokens, common)
+        if length % self.page_tokens:
+            at = len(common)
+            self.write_page(forked.pages[at], self.read_page(allotment.pages[at]))
+        self.write_ring(forked.ring, self.read_ring(allotment.ring))
+        return forked
+
+    def make_writable(self, allotment: Allotment, first: int, end: int) -> None:
+        """Before a write: gives a sequence copies of the pages of tokens [first, end) that others read or find.
+
+        Raises:
+            RequestError: there is no page for a copy.
+        """
+        for at in range(first // self.page_tokens, self.pages_for(end)):
+            page = allotment.pages[at]
+            if not self.pages.is_fixed(page):
+                continue
+            (copy,) = self.pages.take(1)
+            self.write_page(copy, self.read_page(page))
+            allotment.pages[at] = copy
+            self.pages.give_back([page])
+
+    def read_page(self, page: int) -> dict[str, Tensor]:
+        """A page's row of every paged cache, by name; views."""
+        return {spec.name: self.tensors[spec.name][page] for spec in self.specs if spec.pool == "pages"}
+
+    def write_page(self, page: int, rows: Mapping[str, Tensor]) -> None:
+        for name, row in rows.items():
+            self.tensors[name][page] = row
+
+    def read_ring(self, ring: int) -> dict[str, Tensor]:
+        """A sequence's rings, by name; views."""
+        return {spec.name: self.tensors[spec.name][ring] for spec in self.specs if spec.pool == "rings"}
+
+    def write_ring(self, ring: int, rows: Mapping[str, Tensor]) -> None:
+        for name, row in rows.items():
+            self.tensors[name][ring] = row
+
+    def _poison(self, pool: str, numbers: Sequence[int]) -> None:
         for spec in self.specs:
-            cache = self.tensors[spec.name]
-            cache[allotment.pages if spec.pool == "pages" else [allotment.ring]] = poison_value(cache.dtype)
+            if spec.pool == pool:
+                cache = self.tensors[spec.name]
+                cache[list(numbers)] = poison_value(cache.dtype)
 
 
 def poison_value(dtype: torch.dtype) -> float:

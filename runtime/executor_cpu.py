@@ -21,7 +21,7 @@ from dsv41c.runtime.iree_device import ALIGNMENT, IreeDevice, IreeModule, aligne
 from dsv41c.runtime.kernels import registry
 from dsv41c.runtime.kernels.binding import LaunchContext, Part
 from dsv41c.runtime.plan import Plan
-from dsv41c.runtime.plan_format import KERNEL_ATTRS, VIEWS, Launch, Program
+from dsv41c.runtime.plan_format import VIEWS, Launch, Program, part_names
 from dsv41c.runtime.weights import Bundle, Weight, WeightFiles
 
 # IREE's integers carry no sign. Of the dtypes that share a size, programs use the one named here: packed rows are
@@ -173,8 +173,8 @@ class CpuExecutor:
         self, launch: Launch, fills: list[tuple[int, int]], results: list[int], frees: list[int]
     ) -> Step:
         constants = tuple(self._constant_tensor(arg) for arg in launch.args)
-        attrs = {key: value for key, value in launch.attrs.items() if key not in KERNEL_ATTRS}
-        parts = {name: self._part(launch.attrs[name]) for name in KERNEL_ATTRS if name in launch.attrs}
+        parts = {name: self._part(launch.attrs[name]) for name in part_names(launch.attrs)}
+        attrs = {key: value for key, value in launch.attrs.items() if key not in parts}
         context = LaunchContext(attrs, constants, parts, _LaunchDevice(self, launch) if parts else None)
         run = registry.find(launch.kernel).bind(context)
         to_tensor, tensor_type = self.to_tensor, Tensor

@@ -19,7 +19,6 @@ from dsv41c.runtime.plan_format import (
     BANDS,
     ELEMENT_TYPES,
     FORMAT_VERSION,
-    KERNEL_ATTRS,
     KERNEL_KINDS,
     LAUNCHES,
     MANIFEST,
@@ -37,6 +36,7 @@ from dsv41c.runtime.plan_format import (
     is_bundle,
     launches_from_json,
     manifest_from_json,
+    part_names,
     to_json,
 )
 
@@ -267,7 +267,7 @@ def _check_program(name: str, program: Program, kernels: set[str], weights: set[
     values = {f"%{spec.name}" for spec in program.inputs}
     for index, launch in enumerate(program.launches):
         where = f"program {name}, launch {index} ({launch.kernel})"
-        for kernel in (launch.kernel, *(launch.attrs[name] for name in KERNEL_ATTRS if name in launch.attrs)):
+        for kernel in (launch.kernel, *(launch.attrs[name] for name in part_names(launch.attrs))):
             if kernel not in kernels:
                 raise PlanError(f"{where}: there is no kernel {kernel}; compile the plan again")
         _check_arguments(where, launch, program, values, weights)

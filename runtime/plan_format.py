@@ -15,8 +15,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,8 @@ CONSTANTS = "constants.safetensors"
 
 KERNEL_KINDS = ("iree", "reference")
 BANDS = ("reference", "portable", "tuned")
-# Launch attributes that name a compiled function which the launched kernel calls.
+# Launch attributes that name a compiled function which the launched kernel calls; `_0`, `_1`, ... behind one where a
+# kernel has several of a role.
 KERNEL_ATTRS = ("body", "unpack", "activate", "prologue", "epilogue")
 
 # Element types are spelled as torch-mlir spells them, in manifests and in launch lists.
@@ -250,6 +253,11 @@ class LaunchList:
     """launches.json: every program of the plan, by name."""
 
     programs: dict[str, Program]
+
+
+def part_names(attrs: Mapping[str, Any]) -> list[str]:
+    """The attributes of a launch that name a compiled function, see `KERNEL_ATTRS`."""
+    return [name for name in attrs if re.sub(r"_\d+$", "", name) in KERNEL_ATTRS]
 
 
 def is_bundle(symbol: str) -> bool:

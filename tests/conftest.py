@@ -9,6 +9,10 @@ from shared_folders import GOLDEN, once, tree_hash
 
 import dsv41c
 
+# Read when Triton is first imported, which torch.export may do: tests/triton interpret kernels in this process, and
+# kernels are compiled in processes of their own.
+os.environ["TRITON_INTERPRET"] = "1"
+
 PLAN_PAGE_TOKENS = 16
 
 

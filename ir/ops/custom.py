@@ -36,6 +36,10 @@ class CustomOp(IRDLOperation, PlainSyntax):
             raise VerifyException(f"{cls.name} has {len(slots)} operands; it takes {', '.join(wanted)}")
         return cls.build(operands=list(slots), result_types=list(result_types), attributes=attributes)
 
+    def torch_operands(self, values: Sequence[Any]) -> list[Any]:
+        """The tensor arguments of the torch call, from a value for each slot."""
+        return list(values)
+
     def arguments(self) -> list[int | float | str]:
         """The non-tensor arguments of the torch call, in its order."""
         return [plain(self.attributes[name]) for name in self.ARGUMENTS]
@@ -58,11 +62,12 @@ def run_reference(op: Operation, operands: Sequence[Any]) -> list[Any]:
     # They register torch.ops.dsv41; late, since only the interpreter runs models.
     import dsv41c.models.mhc_ops
     import dsv41c.models.ops
-    import dsv41c.models.pack_ops  # noqa: F401
+    import dsv41c.models.pack_ops
+    import dsv41c.models.product_ops  # noqa: F401
 
     assert isinstance(op, CustomOp)
     function = getattr(torch.ops.dsv41, op.name.removeprefix("dsv41."))
-    result = function(*operands, *op.arguments())
+    result = function(*op.torch_operands(operands), *op.arguments())
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
@@ -154,47 +159,36 @@ class DequantizeWeight(CustomOp):
     traits = traits_def(Pure())
 
 
-class _Product(CustomOp):
-    ARGUMENTS: ClassVar[tuple[str, ...]] = ("groups",)
-
-    def verify_(self) -> None:
-        groups = self.arguments()[0]
-        x, weight = self.operands[0].type, self.operands[1].type
-        assert isinstance(x, TensorType)
-        assert isinstance(weight, TensorType)
-        outputs, inputs = weight.dims
-        if not isinstance(outputs, int) or not isinstance(inputs, int) or not isinstance(groups, int):
-            raise VerifyException("a weight's sizes and `groups` are numbers")
-        if groups < 1 or outputs % groups or x.dims[-1] != groups * inputs:
-            raise VerifyException(
-                f"a weight of {outputs} outputs and {inputs} inputs in {groups} groups takes rows of "
-                f"{groups * inputs}, and outputs that divide evenly; x has rows of {x.dims[-1]}"
-            )
+def check_product(groups: IntegerAttr, x: Attribute, weight: Attribute) -> None:
+    """Refuse a weight that does not fit a product's input; the groups' outputs stand one behind the other."""
+    assert isinstance(x, TensorType)
+    assert isinstance(weight, TensorType)
+    count = groups.value.data
+    outputs, inputs = weight.dims
+    if not isinstance(outputs, int) or not isinstance(inputs, int):
+        raise VerifyException(f"a weight's sizes are numbers; found {weight}")
+    if count < 1 or outputs % count or x.dims[-1] != count * inputs:
+        raise VerifyException(
+            f"a weight of {outputs} outputs and {inputs} inputs in {count} groups takes rows of "
+            f"{count * inputs}, and outputs that divide evenly; x has rows of {x.dims[-1]}"
+        )
 
 
 @irdl_op_definition
-class Linear(_Product):
-    """bf16 [T, groups * K] times bf16 [N, K] in groups side by side: bf16 [T, N]."""
-
-    name = "dsv41.linear"
-    x = operand_def(TensorType)
-    weight = operand_def(TensorType)
-    groups = attr_def(IntegerAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-
-@irdl_op_definition
-class LinearFp8(_Product):
-    """The same with f8E4M3FN [N, K] and its block scales ui8."""
+class LinearFp8(CustomOp):
+    """bf16 [T, groups * K] times f8E4M3FN [N, K] with its block scales ui8, in groups side by side: bf16 [T, N]."""
 
     name = "dsv41.linear_fp8"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("groups",)
     x = operand_def(TensorType)
     weight = operand_def(TensorType)
     scale = operand_def(TensorType)
     groups = attr_def(IntegerAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        check_product(self.groups, self.x.type, self.weight.type)
 
 
 @irdl_op_definition
@@ -360,7 +354,6 @@ RULES = [
     _rule(Dequantize, _dequantize_shape, decoding),
     _rule(FakeQuantize, _same_shape("bf16"), streaming("f32", 3)),
     _rule(DequantizeWeight, _same_shape("bf16"), decoding),
-    _rule(Linear, _product_shape, _product_cost),
     _rule(LinearFp8, _product_shape, _product_cost),
     _rule(Sinkhorn, _same_shape("f32"), _sinkhorn_cost),
     _rule(SelectExperts, _select_shape, streaming("f32")),

@@ -24,6 +24,7 @@ from dsv41c.ir.types import FORMATS, CacheType, TensorType
 
 # Notes of the pass group-csa2 on attentions and selections; no kernel gets them.
 GROUP_NOTES = ("mode", "source", "group")
+LIST = "si32"  # entries, blocks and slots in lists of many a row
 
 
 class StateOp(CustomOp):
@@ -54,6 +55,15 @@ class StateOp(CustomOp):
                 f"{self.name} has {role} of {row.dims[-1]} x {row.element} a row; {operand} is laid out as "
                 f"{cache.layout_text()}, rows of {cache.row_width} x {cache.row_element}"
             )
+
+    def check_lists(self, *operands: str) -> None:
+        """Refuse lists of entries, blocks or slots of another element than `LIST`; an absent one is no list."""
+        for operand in operands:
+            value = getattr(self, operand)
+            if value is not None and value.type.element != LIST:
+                raise VerifyException(
+                    f"{self.name} has {operand} of {value.type.element}; such lists are {LIST}, convert where one is made"
+                )
 
 
 @irdl_op_definition
@@ -152,6 +162,7 @@ class SparseAttention(StateOp):
             raise VerifyException("dsv41.sparse_attention has one of main and main_slots; it takes both or neither")
         if self.main is not None:
             self.check_layout("main", "fp4_e4m3", self.main_page.value.data, columns)
+        self.check_lists("window_index", "main_slots")
 
 
 class _IndexOp(StateOp):
@@ -168,11 +179,12 @@ class _IndexOp(StateOp):
             raise VerifyException(
                 f"{self.name} asks for ratio {ratio.value.data}; the cache holds one entry for {held} tokens"
             )
+        self.check_lists("candidates")
 
 
 @irdl_op_definition
 class IndexTopk(_IndexOp):
-    """Scores visible index entries and keeps the best: topk si64 [T, k], candidate blocks si64 [T, n_blocks].
+    """Scores visible index entries and keeps the best: topk si32 [T, k], candidate blocks si32 [T, n_blocks].
 
     Every visible entry is scored; those outside a row's candidate blocks are masked afterwards.
     """
@@ -201,7 +213,7 @@ class IndexTopk(_IndexOp):
 
 @irdl_op_definition
 class IndexPoolTopk(_IndexOp):
-    """The same choice from a row's candidate blocks, of which alone it scores entries: topk si64 [T, k]."""
+    """The same choice from a row's candidate blocks, of which alone it scores entries: topk si32 [T, k]."""
 
     name = "dsv41.index_pool_topk"
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("ratio", "k", "page", "block")
@@ -246,12 +258,12 @@ def _attention_shape(op: Operation, operands: Sequence[Argument]) -> list[Argume
 def _topk_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
     assert isinstance(op, IndexTopk)
     rows = shaped(operands[0]).shape[0]
-    return [Shaped((rows, op.k.value.data), "si64"), Shaped((rows, op.n_blocks.value.data), "si64")]
+    return [Shaped((rows, op.k.value.data), LIST), Shaped((rows, op.n_blocks.value.data), LIST)]
 
 
 def _pool_topk_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
     assert isinstance(op, IndexPoolTopk)
-    return [Shaped((shaped(operands[0]).shape[0], op.k.value.data), "si64")]
+    return [Shaped((shaped(operands[0]).shape[0], op.k.value.data), LIST)]
 
 
 def _storage_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:

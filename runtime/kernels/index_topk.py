@@ -70,13 +70,16 @@ def _bind(context: LaunchContext, select: _Select) -> Run:
         visible = (positions + 1) // rule.ratio
         if rows == 1 and int(visible) > 0:  # decode: nothing to gather
             keys = _SequenceKeys(cache, pages[int(sequence)], rule.page, query.shape[-1])
-            return select(query, weights, keys, visible, candidates, rule)
-        topk = positions.new_full((rows, rule.k), -1)
-        blocks = positions.new_full((rows, rule.n_blocks), -1)
+            pool = None if candidates is None else candidates.to(torch.int64)
+            topk, blocks = select(query, weights, keys, visible, pool, rule)
+            return topk.to(torch.int32), blocks.to(torch.int32)
+        topk = torch.full((rows, rule.k), -1, dtype=torch.int32)
+        blocks = torch.full((rows, rule.n_blocks), -1, dtype=torch.int32)
         for b, own in _rows_by_sequence(sequence, visible):
             keys = _SequenceKeys(cache, pages[b], rule.page, query.shape[-1])
-            pool = None if candidates is None else candidates[own]
-            topk[own], blocks[own] = select(query[own], weights[own], keys, visible[own], pool, rule)
+            pool = None if candidates is None else candidates[own].to(torch.int64)
+            found = select(query[own], weights[own], keys, visible[own], pool, rule)
+            topk[own], blocks[own] = (part.to(torch.int32) for part in found)
         return topk, blocks
 
     return run

@@ -7,7 +7,7 @@ from dsv41c.runtime.kernels import (
     definitions,
     experts,
     index_topk,
-    linear,
+    linears,
     load,
     lookup,
     rotary,
@@ -17,7 +17,7 @@ from dsv41c.runtime.kernels import (
 from dsv41c.runtime.kernels.binding import ReferenceKernel
 
 # Written for the target and measured, where the others are the op's definition.
-_PORTABLE = {"linear": linear.bind, "sparse_attention": sparse_attention.bind}
+_PORTABLE = {"linears": linears.bind, "sparse_attention": sparse_attention.bind}
 _REFERENCE = {
     "store": store.bind,
     "load": load.bind,

@@ -114,9 +114,22 @@ def _experts(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
     return weights + expert_rows + order if rows > 1 else chosen * (8 * width + 24 * inner) + weights
 
 
+def _linears(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
+    """The quantized input, one dequantized weight at a time, and what a product in groups reorders."""
+    (rows, width), weights = _sizes(shapes, 0), [_sizes(shapes, at) for at in range(1, len(shapes), 2)]
+    # Without compiled parts a value passes through fp32 on its way: as it is, scaled, and in bf16.
+    decoded, quantized = 2 if "unpack_0" in attrs else 10, 2 if "prologue" in attrs else 12
+    largest = max(outputs * inputs for outputs, inputs in weights)
+    # Inputs, weights and results of a batch of products, each copied to the order that the library wants.
+    grouped = 2 * rows * (width + max(outputs for outputs, _ in weights)) + 2 * largest if attrs["groups"] > 1 else 0
+    multiplying = decoded * largest + grouped
+    return max(quantized * rows * width, 2 * rows * width + multiplying) if attrs["quantize"] else multiplying
+
+
 RULES: Mapping[str, Rule] = {
     "index_topk": _index_topk,
     "index_pool_topk": _index_pool_topk,
     "sparse_attention": _sparse_attention,
     "experts": _experts,
+    "linears": _linears,
 }

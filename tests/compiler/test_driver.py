@@ -13,9 +13,11 @@ import pytest
 from tiny_checkpoint import write_tiny_checkpoint
 
 from dsv41c.compiler import driver
-from dsv41c.compiler.driver import CompileOptions, compile_checkpoint
+from dsv41c.compiler.driver import CompileOptions, compile_checkpoint, step_ranges
 from dsv41c.errors import CheckpointError, CompileError, ConfigError, Dsv41Error
+from dsv41c.models.config import ModelConfig
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 PAGE_TOKENS = 16
 
 
@@ -103,6 +105,28 @@ def test_a_tokenizer_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None
 def test_an_unknown_target(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="target 'tpu' is unknown; supported are cpu; choose with --target"):
         compile_quickly(checkpoint, tmp_path / "plan", target="tpu")
+
+
+@pytest.mark.parametrize("page_tokens", [2, 128, 256, 4096])
+def test_every_row_of_a_pool_has_a_slot_id(page_tokens: int) -> None:
+    """Slot ids are int32; the released model has a source of ratio 1, whose pages have a row a token."""
+    config = ModelConfig.from_json(GOLDEN / "released")
+    ranges = step_ranges(config, CompileOptions(page_tokens=page_tokens))
+    assert ranges.pool_pages == min(1 << 24, (1 << 31) // page_tokens)
+    assert ranges.rings * config.sliding_window <= 1 << 31
+    assert ranges.pages * page_tokens >= config.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    ("options", "pool"),
+    [
+        (CompileOptions(page_tokens=1 << 32), "pages needs at least 1 pages of 4294967296 rows"),
+        (CompileOptions(max_sequences=(1 << 24) + 1), "rings needs at least 16777217 pages of 128 rows"),
+    ],
+)
+def test_pools_that_slot_ids_do_not_reach(options: CompileOptions, pool: str) -> None:
+    with pytest.raises(CompileError, match=f"pool of {pool}; supported are 2147483648 rows"):
+        step_ranges(ModelConfig.from_json(GOLDEN / "released"), options)
 
 
 def test_full_disk(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

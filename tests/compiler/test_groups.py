@@ -265,7 +265,7 @@ def probe(module: ModuleOp) -> Sequence[ProbeCase]:
         "iq": quant.fake_quantize(torch.randn(8, 2, 32, generator=generator).bfloat16(), "fp4_e8m0"),
         "iw": torch.rand(8, 2, generator=generator).bfloat16(),
         "fresh": quant.quantize(torch.randn(8, 64, generator=generator).bfloat16(), "fp8_e8m0"),
-        "window_index": torch.full((8, 8), -2),
+        "window_index": torch.full((8, 8), -2, dtype=ops.LIST),
         "sink": torch.zeros(2),
         "pages": torch.randperm(8, generator=generator).unsqueeze(0),
         "sequence": torch.zeros(8, dtype=torch.int64),

@@ -37,7 +37,7 @@ def test_attention_counts_two_products_of_every_key(step: FuncOp) -> None:
     """Three rows, two heads of 64, eight window keys of 66 bytes and four main keys of 36."""
     found = cost(step, "dsv41.sparse_attention", SIZES)
     assert found.flops == {"bf16": 2 * 2 * 3 * 2 * 64 * (8 + 4)}
-    tensors = 2 * 3 * 2 * 64 + 3 * 66 + 8 * 3 * 8 + 8 * 3 * 4 + 4 * 2
+    tensors = 2 * 3 * 2 * 64 + 3 * 66 + 4 * 3 * 8 + 4 * 3 * 4 + 4 * 2
     assert found.read == tensors + 3 * 8 * 66 + 3 * 4 * 36
     assert cost(step, "dsv41.sparse_attention", SIZES, 1).flops == {"bf16": 2 * 2 * 3 * 2 * 64 * 8}
 
@@ -55,7 +55,7 @@ def test_a_mask_does_not_spare_scores_and_a_pool_does(step: FuncOp) -> None:
     masked, found = cost(step, "dsv41.index_topk", ONE, 1), cost(step, "dsv41.index_pool_topk", ONE)
     assert masked.flops == {"fp4_fp4": 16 * 2 * 2 * 32, "f32": 16 * 2 * 3}
     assert found.flops == {"fp4_fp4": 6 * 2 * 2 * 32, "f32": 6 * 2 * 3}
-    tensors = 2 * 2 * 32 + 2 * 2 + 8 * 4 + 8 + 8 + 8 * 3
+    tensors = 2 * 2 * 32 + 2 * 2 + 8 * 4 + 8 + 8 + 4 * 3
     assert (masked.read, found.read) == (tensors + 16 * 17, tensors + 6 * 17)
     longer = cost(step, "dsv41.index_pool_topk", {**ONE, "P": 4000})
     assert longer.flops == found.flops
@@ -100,8 +100,8 @@ def product(activations: str | None, weight: str, op: str = "linear") -> dict[st
         y = b.aten("linear", [x, w], [tensor("T", 32)])[0]
     elif op == "dsv41.linear_fp8":
         y = b.dsv41("linear_fp8", [x, *packed], [tensor("T", 32)], {"groups": 1})[0]
-    elif op == "dsv41.linear":
-        y = b.dsv41("linear", [x, w], [tensor("T", 32)], {"groups": 1})[0]
+    elif op == "dsv41.linears":
+        y = b.dsv41("linears", [x, *packed], [tensor("T", 32)], {"groups": 1, "quantize": 0})[0]
     else:
         turned = b.aten("transpose.int", [w, 0, 1], [tensor(64, 32)])[0]
         y = b.aten("matmul", [x, turned], [tensor("T", 32)])[0]
@@ -113,11 +113,19 @@ def product(activations: str | None, weight: str, op: str = "linear") -> dict[st
 FLOPS = 2 * 3 * 64 * 32
 
 
-@pytest.mark.parametrize("op", ["linear", "matmul", "dsv41.linear", "dsv41.linear_fp8"])
+@pytest.mark.parametrize("op", ["linear", "matmul", "dsv41.linears", "dsv41.linear_fp8"])
 @pytest.mark.parametrize(("activations", "precision"), [("fp8_e8m0", "fp8_fp8"), (None, "bf16")])
 def test_products_with_fp8_weights(op: str, activations: str | None, precision: str) -> None:
     """All forms of a product count alike; with activations that are not quantized it is a bf16 product."""
     assert product(activations, "fp8", op) == {precision: FLOPS}
+
+
+def test_linears_read_packed_weights_once(step: FuncOp) -> None:
+    """Two weights of 64 x 64 with four scales each; x is quantized: three operations a value."""
+    found = cost(step, "dsv41.linears", SIZES)
+    assert found.flops == {"fp8_fp8": 2 * 2 * 3 * 64 * 64, "f32": 3 * 3 * 64}
+    assert found.read == 2 * 3 * 64 + 2 * (64 * 64 + 4)
+    assert found.written == 2 * 2 * 3 * 64
 
 
 def test_other_pairs_of_formats() -> None:

@@ -7,11 +7,12 @@ import torch
 from programs import EVERYTHING
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 import dsv41c.models.mhc_ops
 import dsv41c.models.ops
-import dsv41c.models.pack_ops  # noqa: F401  they register torch.ops.dsv41
+import dsv41c.models.pack_ops
+import dsv41c.models.product_ops  # noqa: F401  they register torch.ops.dsv41
 from dsv41c.errors import IRError
 from dsv41c.ir.builder import functions
 from dsv41c.ir.cost import cost_of
@@ -64,8 +65,12 @@ def test_every_cache_operand_has_an_effect(step: FuncOp) -> None:
         if not isinstance(op, CustomOp):
             continue
         fields = [field for field, _ in op.get_irdl_definition().operands]
-        slots = zip(fields, op.slots(), strict=True)
-        caches = {field for field, slot in slots if slot is not None and isinstance(slot.type, CacheType)}
+        values = {field: getattr(op, field) for field in fields}
+        caches = {
+            field
+            for field, value in values.items()
+            if isinstance(value, SSAValue) and isinstance(value.type, CacheType)
+        }
         effect = rule_of(op).effect
         assert caches <= {*effect.reads, *effect.writes} <= set(fields), op.name
 
@@ -108,8 +113,8 @@ def test_shape_rules_agree_with_the_fakes(step: FuncOp) -> None:
             continue
         assert isinstance(op, CustomOp)
         function = getattr(torch.ops.dsv41, op.name.removeprefix("dsv41."))
-        fake = function(*map(_meta, evaluator.operands(op)), *op.arguments())
-        fakes = list(fake) if isinstance(fake, tuple) else [fake]
+        fake = function(*op.torch_operands([_meta(operand) for operand in evaluator.operands(op)]), *op.arguments())
+        fakes = list(fake) if isinstance(fake, tuple | list) else [fake]
         for found, wanted in zip(rule_of(op).shape(op, evaluator.operands(op)), fakes, strict=True):
             assert isinstance(found, Shaped)
             assert (found.shape, dtype_of(found.element)) == (tuple(wanted.shape), wanted.dtype), op.name

@@ -100,8 +100,23 @@ def test_attention_over_another_kind_of_cache() -> None:
 
 def test_main_and_its_slots_come_together() -> None:
     text = EVERYTHING.replace("%window_index, none, none, %sink", "%window_index, %main.0, none, %sink")
-    text = text.replace("[T, 8], si64>, none, none, ", f"[T, 8], si64>, {MAIN}, none, ")
+    text = text.replace("[T, 8], si32>, none, none, ", f"[T, 8], si32>, {MAIN}, none, ")
     refuse(text, "both or neither")
+
+
+@pytest.mark.parametrize(
+    ("list_", "width", "op"),
+    [
+        ("candidates", 3, "dsv41.index_topk"),
+        ("window_index", 8, "dsv41.sparse_attention"),
+        ("main_slots", 4, "dsv41.sparse_attention"),
+    ],
+)
+def test_lists_are_narrow(list_: str, width: int, op: str) -> None:
+    narrow, wide = (f"!dsv41.tensor<[T, {width}], {element}>" for element in ("si32", "si64"))
+    lines = EVERYTHING.replace(f"%{list_}: {narrow}", f"%{list_}: {wide}").splitlines()
+    lines = [line.replace(narrow, wide) if re.search(f"%{list_}[, ]", line) else line for line in lines]
+    refuse("\n".join(lines), f"{op} has {list_} of si64; such lists are si32")
 
 
 # --- the discipline of state ------------------------------------------------------------------------------------------
@@ -206,6 +221,32 @@ def test_calls_and_weights(old: str, new: str, reason: str) -> None:
     assert old in EVERYTHING
     with pytest.raises(IRError, match=re.escape(reason)):
         check(EVERYTHING.replace(old, new))
+
+
+WEIGHT, SCALE, WIDE = "!dsv41.tensor<[64, 32], f8E4M3FN>", "!dsv41.tensor<[2, 1], ui8>", "!dsv41.tensor<[T, 64], bf16>"
+
+
+def linears(operands: str, types: str, notes: str = "groups = 2, quantize = 0") -> str:
+    body = f"%y = dsv41.linears {operands} {{{notes}}} : {types} -> {WIDE}\nfunc.return %y : {WIDE}"
+    return function(f"%x: {WIDE}, %w: {WEIGHT}, %s: {SCALE}", body, WIDE)
+
+
+def test_linears_with_groups_verify() -> None:
+    check(linears("%x, %w, %s", f"{WIDE}, {WEIGHT}, {SCALE}"))
+
+
+@pytest.mark.parametrize(
+    ("operands", "types", "notes", "reason"),
+    [
+        ("%x, %w, %s", f"{WIDE}, {WEIGHT}, {SCALE}", "groups = 1, quantize = 0", "in 1 groups takes rows of 32"),
+        ("%x, %w, %s", f"{WIDE}, {WEIGHT}, {SCALE}", "groups = 2, quantize = 2", "quantize is 2; it is 0 or 1"),
+        ("%x, %w", f"{WIDE}, {WEIGHT}", "groups = 2, quantize = 0", "a weight and its scale for each of its 1 results"),
+        ("%x", WIDE, "groups = 2, quantize = 0", "it has 0 operands behind x"),
+        ("%x, %w, %w", f"{WIDE}, {WEIGHT}, {WEIGHT}", "groups = 2, quantize = 0", "has scales [2, 1] ui8"),
+    ],
+)  # fmt: skip
+def test_linears_must_fit(operands: str, types: str, notes: str, reason: str) -> None:
+    refuse(linears(operands, types, notes), "dsv41.linears" if "rows" not in reason else "weight", reason)
 
 
 def test_two_functions_of_one_name() -> None:

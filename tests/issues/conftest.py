@@ -3,5 +3,5 @@
 import sys
 from pathlib import Path
 
-for folder in ("models", "compiler"):
+for folder in ("models", "compiler", "serving"):
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))

@@ -48,6 +48,8 @@ from tolerances import (
 )
 from torch import Tensor
 
+from dsv41c.models import ops
+
 # Which prompts flip a rounding was seen here; the README says the same of mini6 p17 and p33 by their fp64 rows.
 UNFLIPPED = [
     *(("mini6", prompt) for prompt in ("p1", "p2", "p3", "p15", "p17")),
@@ -74,7 +76,7 @@ def pool_mask(model: Golden, record: Record, entries: int) -> Tensor:
 
 
 def padded(expected: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(expected.long(), (0, width - expected.shape[1]), value=-1)
+    return torch.nn.functional.pad(expected.to(ops.LIST), (0, width - expected.shape[1]), value=-1)
 
 
 def selections(model: Golden, record: Record, want: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -148,7 +148,7 @@ def test_selection_on_golden_scores(kind: str, prompt: str) -> None:
     source = config.candidate_source_layer_id
     for layer in config.index_source_layer_ids:
         scores = outputs[f"{prompt}.index_score.layers.{layer}"].float()
-        expected = outputs[f"{prompt}.topk.layers.{layer}"].long()
+        expected = outputs[f"{prompt}.topk.layers.{layer}"].to(ops.LIST)
         assert torch.equal(ops._best(scores, config.index_topk)[:, : expected.shape[1]], expected)
     scores = outputs[f"{prompt}.index_score.layers.{source}"].float()
     visible, block = torch.arange(scores.shape[0]) + 1, config.candidate_block_size

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dsv41c.models import mhc_ops, ops, pack_ops, quant
+from dsv41c.models import mhc_ops, ops, pack_ops, product_ops, quant
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -21,6 +22,10 @@ def below(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.randint(high, shape, generator=GENERATOR).to(dtype)
 
 
+def lists(rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, dtype=ops.LIST)
+
+
 def scales(*shape: int) -> Tensor:
     return below(8, *shape, dtype=torch.uint8) + 120
 
@@ -31,6 +36,10 @@ def cache(pages: int, page: int, channels: int, row_format: str) -> Tensor:
     stored = torch.zeros((pages, -(-page * rows.shape[1] // 256) * 256), dtype=torch.uint8)
     ops.store(stored, rows, torch.arange(pages * page), row_format, page)
     return stored
+
+
+def packed_weight(outputs: int, inputs: int) -> list[Tensor]:
+    return [normal(outputs, inputs, dtype=torch.float8_e4m3fn), scales(-(-outputs // 32), -(-inputs // 32))]
 
 
 def expert_stack(experts: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
@@ -59,8 +68,8 @@ def mhc_arguments(rows: Tensor | None = None) -> dict[str, tuple[Any, ...]]:
 def attention_arguments(main: bool) -> tuple[Any, ...]:
     query, window = normal(3, 2, 64), cache(2, 4, 64, "fp8_e8m0")
     fresh = quant.quantize(normal(3, 64), "fp8_e8m0")
-    index = torch.tensor([[-1, -1, -1, -2], [-1, 4, -2, -3], [0, 1, 2, 3]])
-    selected = (cache(2, 4, 64, "fp4_e4m3"), torch.tensor([[-1] * 3, [0, 5, -1], [1, 2, 7]])) if main else (None, None)
+    index = lists([[-1, -1, -1, -2], [-1, 4, -2, -3], [0, 1, 2, 3]])
+    selected = (cache(2, 4, 64, "fp4_e4m3"), lists([[-1] * 3, [0, 5, -1], [1, 2, 7]])) if main else (None, None)
     return query, window, fresh, index, *selected, normal(2, dtype=torch.float32), 0.125, 4, 4 if main else 1
 
 
@@ -68,7 +77,7 @@ def topk_arguments(candidates: bool, n_blocks: int) -> tuple[Any, ...]:
     """Two sequences, the second with its pages out of order, and a padded row at the end."""
     index, pages = cache(6, 4, 32, "fp4_e8m0"), torch.tensor([[0, 2, -1], [5, 1, 3]])
     sequence, positions = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([0, 6, 3, 11, -1])
-    pool = torch.tensor([[0, -1], [0, 3], [1, -1], [2, 5], [-1, -1]]) if candidates else None
+    pool = lists([[0, -1], [0, 3], [1, -1], [2, 5], [-1, -1]]) if candidates else None
     return normal(5, 2, 32), normal(5, 2), index, pages, sequence, positions, pool, 1, 3, 4, 2, n_blocks
 
 
@@ -89,10 +98,10 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("load", (torch.zeros(2, 8, dtype=torch.int32), slots, "i32", 8, 1)),
         ("dequantize_weight", (normal(64, 32, dtype=torch.float8_e4m3fn), scales(2, 1))),
         ("dequantize_weight", (normal(40, 48, dtype=torch.float8_e4m3fn), scales(2, 2))),
-        ("linear", (normal(3, 64), normal(32, 64), 1)),
-        ("linear", (normal(3, 64), normal(32, 32), 2)),
-        ("linear_fp8", (normal(3, 64), normal(32, 64, dtype=torch.float8_e4m3fn), scales(1, 2), 1)),
-        ("linear_fp8", (normal(3, 64), normal(64, 32, dtype=torch.float8_e4m3fn), scales(2, 1), 2)),
+        ("linears", (normal(3, 64), [*packed_weight(32, 64), *packed_weight(40, 64)], 1, 1)),
+        ("linears", (normal(3, 64), packed_weight(64, 32), 2, 0)),
+        ("linear_fp8", (normal(3, 64), *packed_weight(32, 64), 1)),
+        ("linear_fp8", (normal(3, 64), *packed_weight(64, 32), 2)),
         ("sinkhorn", (normal(3, 4, 4, dtype=torch.float32), 3, 1e-6)),
         ("select_experts", (normal(3, 6, dtype=torch.float32), 2)),
         ("experts", experts_arguments()),
@@ -123,21 +132,26 @@ def test_every_op_has_a_case() -> None:
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
 def test_registration(name: str, arguments: tuple[Any, ...]) -> None:
     checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    if not any(isinstance(value, Tensor) and value.dtype == torch.float8_e4m3fn for value in arguments):
+    if not any(value.dtype == torch.float8_e4m3fn for value in tensors_of(arguments)):
         checks.append("test_schema")  # it multiplies its inputs, which torch cannot do in fp8
     torch.library.opcheck(op_named(name), arguments, test_utils=checks)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
 def test_only_stores_write_to_their_inputs(name: str, arguments: tuple[Any, ...]) -> None:
-    given = [value.clone() if isinstance(value, Tensor) else value for value in arguments]
+    given = tree_map_only(Tensor, Tensor.clone, arguments)
     op_named(name)(*given)
-    changed = [not same_bytes(a, b) for a, b in zip(given, arguments, strict=True) if isinstance(a, Tensor)]
+    changed = [not same_bytes(a, b) for a, b in zip(tensors_of(given), tensors_of(arguments), strict=True)]
     assert changed == [name in ("store", "write_rows")] + [False] * (len(changed) - 1)
 
 
+def tensors_of(values: Any) -> list[Tensor]:
+    """All tensors of arguments or results, those in lists too."""
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
 def op_named(name: str) -> Any:
-    return next(getattr(module, name) for module in (ops, mhc_ops, pack_ops) if hasattr(module, name))
+    return next(getattr(module, name) for module in (ops, mhc_ops, pack_ops, product_ops) if hasattr(module, name))
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
@@ -148,14 +162,14 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
 def test_fake_shapes(name: str, arguments: tuple[Any, ...]) -> None:
     real = outputs(op_named(name), arguments)
     with FakeTensorMode() as mode:
-        fakes = tuple(mode.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments)
+        fakes = tree_map_only(Tensor, mode.from_tensor, arguments)
         fake = outputs(op_named(name), fakes)
     assert [(value.shape, value.dtype) for value in fake] == [(value.shape, value.dtype) for value in real]
 
 
 def outputs(op: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
     result = op(*arguments)
-    return result if isinstance(result, tuple) else () if result is None else (result,)
+    return tuple(tensors_of(result))
 
 
 # --- corners --------------------------------------------------------------------------------------------------------
@@ -200,8 +214,8 @@ def test_a_row_without_keys_is_zero() -> None:
 def test_masked_keys_may_hold_anything() -> None:
     """Slot -1 reads row 0; NaN there must not reach the output."""
     arguments = list(attention_arguments(main=True))
-    arguments[3] = torch.tensor([[-1, 1, 2, 3]] * 3)
-    arguments[5] = torch.tensor([[-1, 1, 2]] * 3)
+    arguments[3] = lists([[-1, 1, 2, 3]] * 3)
+    arguments[5] = lists([[-1, 1, 2]] * 3)
     expected = ops.sparse_attention(*arguments)
     for position, form in ((1, "fp8_e8m0"), (4, "fp4_e4m3")):
         width = quant.FORMATS[form].row_bytes(64)
@@ -245,3 +259,14 @@ def test_rows_of_no_expert_stay_zero() -> None:
 def test_sinkhorn_normalizes_columns_last() -> None:
     mix = ops.sinkhorn(normal(6, 4, 4, dtype=torch.float32), 20, 1e-6)
     assert torch.allclose(mix.sum(1), torch.ones(6, 4), atol=1e-5)
+
+
+def test_linears_are_quantization_dequantization_and_product() -> None:
+    """Bit for bit the ops that one stands for, each weight on its own."""
+    x, one, other = normal(5, 96), packed_weight(32, 96), packed_weight(40, 96)
+    rounded = ops.fake_quantize(x, "fp8_e8m0")
+    expected = [torch.nn.functional.linear(rounded, ops.dequantize_weight(*pair)) for pair in (one, other)]
+    for found, want in zip(product_ops.linears(x, [*one, *other], 1, 1), expected, strict=True):
+        assert torch.equal(found, want)
+    (plain,) = product_ops.linears(rounded, other, 1, 0)
+    assert torch.equal(plain, expected[1])

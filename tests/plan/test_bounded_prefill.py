@@ -14,6 +14,7 @@ from dsv41c.errors import RequestError
 from dsv41c.runtime.batch import Piece, step_inputs
 from dsv41c.runtime.bounded import ENCODE, TAIL
 from dsv41c.runtime.engine import STEP, Engine
+from dsv41c.runtime.requests import Request
 from dsv41c.runtime.sampling import SamplingParams
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -30,19 +31,17 @@ def prompt_of(model: str, length: int) -> list[int]:
 def logits_of(engine: Engine, prompts: list[list[int]]) -> list[list[Tensor]]:
     """The logits that every token of each request was chosen from, tokens being forced."""
     seen: list[list[Tensor]] = [[] for _ in prompts]
-    original = engine._step
+    original = engine._take
 
-    def step(active):  # type: ignore[no-untyped-def]
-        ready = original(active)
-        for sequence, logits in ready:
-            seen[sequence.request].append(logits.clone())
-        return ready
+    def take(request: Request, logits: Tensor) -> None:
+        seen[request.number].append(logits.clone())
+        original(request, logits)
 
-    engine._step = step  # type: ignore[method-assign]
+    engine._take = take  # type: ignore[method-assign]
     try:
         engine.generate(prompts, NO_STOP)
     finally:
-        del engine._step  # type: ignore[method-assign]
+        del engine._take  # type: ignore[method-assign]
     return seen
 
 
@@ -93,8 +92,7 @@ def test_a_prompt_in_chunks_and_a_batch_is_the_prompt_at_once(mini6_plan: Path) 
     alone = dsv41c.load(mini6_plan, prefill="bounded")
     whole = [logits_of(alone, [prompt])[0] for prompt in prompts]
     for rows in (1, 5, 16, 40, 512):
-        engine = dsv41c.load(mini6_plan, prefill="bounded", poison=True)
-        engine._max_rows = rows
+        engine = dsv41c.load(mini6_plan, prefill="bounded", poison=True, chunk_tokens=rows)
         names = ran(engine)
         for ours, want in zip(logits_of(engine, prompts), whole, strict=True):
             assert len(ours) == 5 - 1
@@ -104,8 +102,7 @@ def test_a_prompt_in_chunks_and_a_batch_is_the_prompt_at_once(mini6_plan: Path) 
 
 
 def test_a_tail_follows_the_last_chunk_only(mini6_plan: Path) -> None:
-    engine = dsv41c.load(mini6_plan, prefill="bounded")
-    engine._max_rows = 40
+    engine = dsv41c.load(mini6_plan, prefill="bounded", chunk_tokens=40)
     names = ran(engine)
     engine.generate([prompt_of("mini6", 90), prompt_of("mini6", 20)], SamplingParams(max_new_tokens=2))
     assert names == [ENCODE, ENCODE, ENCODE, TAIL, STEP]

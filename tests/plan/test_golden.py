@@ -95,8 +95,7 @@ def test_caches(engines: dict[str, Engine], model: str, prompt: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 40])
 def test_a_prompt_in_chunks_is_the_prompt_at_once(mini6_plan: Path, rows: int) -> None:
-    engine, whole = dsv41c.load(mini6_plan), golden("mini6")["p33.logits"]
-    engine._max_rows = rows
+    engine, whole = dsv41c.load(mini6_plan, chunk_tokens=rows), golden("mini6")["p33.logits"]
     run = forced_run(engine, "mini6", "p33")
     assert run.prefill_logits is not None
     assert_within_bound(run.prefill_logits, whole)

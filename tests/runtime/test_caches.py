@@ -1,11 +1,15 @@
 """Pages, rings and their bytes."""
 
+import json
+
 import pytest
 import torch
-from hand_made import PAGE_TOKENS, hand_made_manifest
+from hand_made import GOLDEN, PAGE_TOKENS, hand_made_manifest
 
 from dsv41c.errors import RequestError
-from dsv41c.runtime.caches import CachePool
+from dsv41c.models.config import ModelConfig
+from dsv41c.models.state import draft_state_specs, state_specs
+from dsv41c.runtime.caches import CacheBook, CachePool
 
 
 def pool(n_pages: int, n_rings: int, poison: bool = False) -> CachePool:
@@ -42,3 +46,70 @@ def test_poison_covers_what_is_handed_out() -> None:
     assert caches.tensors["main.1"].unique(dim=1).tolist() == [[0x7F], [0]]
     assert caches.tensors["tail.1"].isnan().all()
     assert caches.tensors["history"].unique().tolist() == [-1]
+
+
+def test_a_million_tokens_of_the_released_model_take_the_bytes_of_its_rows() -> None:
+    """By the allocator's own count: 890 B a token of global caches and 2,906,112 B of windows a sequence."""
+    config = ModelConfig.from_dict(json.loads((GOLDEN / "released" / "config.json").read_text()))
+    specs = state_specs(config) + draft_state_specs(config)
+    tokens = 1 << 20
+    book = CacheBook(specs, 128, tokens // 128, 1)
+    book.allot(tokens)
+    assert book.pages.held == tokens // 128
+    rings = sum(spec.page_bytes for spec in specs if spec.pool == "rings")
+    assert book.used_bytes - rings == 890 * tokens
+    assert sum(spec.page_bytes for spec in specs if spec.kind == "window") == 2_906_112
+    assert book.used_bytes == book.total_bytes == book.bytes_for(tokens)
+
+
+def fill(caches: CachePool, page: int, value: int) -> None:
+    caches.write_page(page, {name: torch.full_like(row, value) for name, row in caches.read_page(page).items()})
+
+
+def values(caches: CachePool, page: int) -> set[int]:
+    return {int(row.unique()) for row in caches.read_page(page).values()}
+
+
+def test_a_fork_shares_full_pages_and_has_its_own_page_and_ring_to_write_on() -> None:
+    caches = pool(8, 3)
+    first = caches.allot(5 * PAGE_TOKENS)
+    for at, page in enumerate(first.pages):
+        fill(caches, page, at + 1)
+    caches.tensors["history"][first.ring] = 7
+    second = caches.fork(first, 2 * PAGE_TOKENS + 3)
+    assert second.pages[:2] == first.pages[:2]
+    assert not set(second.pages[2:]) & set(first.pages)
+    assert [values(caches, page) for page in second.pages[:3]] == [{1}, {2}, {3}]
+    assert caches.tensors["history"][second.ring].unique().tolist() == [7]
+    with pytest.raises(RequestError, match=r"out of pages: .* need 3 pages .* 0 of 8 pages and 1 of 3 slots"):
+        caches.fork(first, 2 * PAGE_TOKENS + 3)
+    caches.release(first)
+    assert caches.used_bytes == caches.page_bytes * 5 + caches.ring_bytes
+    caches.release(second)
+    assert caches.used_bytes == 0
+
+
+def test_a_write_to_a_page_that_others_read_goes_to_a_copy() -> None:
+    caches = pool(6, 2)
+    first = caches.allot(2 * PAGE_TOKENS)
+    for page in first.pages:
+        fill(caches, page, 1)
+    second = caches.fork(first, 2 * PAGE_TOKENS)
+    caches.make_writable(second, PAGE_TOKENS, PAGE_TOKENS + 1)
+    assert second.pages[0] == first.pages[0]
+    assert second.pages[1] != first.pages[1]
+    fill(caches, second.pages[1], 9)
+    assert (values(caches, first.pages[1]), values(caches, second.pages[1])) == ({1}, {9})
+    own = list(first.pages)
+    caches.make_writable(first, PAGE_TOKENS, 2 * PAGE_TOKENS)
+    assert first.pages == own, "its one holder writes in place"
+
+
+def test_shared_pages_stay_with_their_holders_when_there_is_no_room() -> None:
+    caches = pool(3, 2)
+    first = caches.allot(2 * PAGE_TOKENS)
+    with pytest.raises(RequestError, match="out of pages"):
+        caches.allot(5 * PAGE_TOKENS, first.pages)
+    assert [caches.pages.holders(page) for page in first.pages] == [1, 1]
+    second = caches.allot(3 * PAGE_TOKENS, first.pages)
+    assert second.pages == [*first.pages, 2]

@@ -176,16 +176,28 @@ def test_bad_requests(
     assert engine.caches.used_bytes == 0
 
 
-def test_out_of_pages(make: Callable[..., Engine]) -> None:
+def test_what_can_never_fit_is_refused_at_once(make: Callable[..., Engine]) -> None:
     engine = make(cache_tokens=32)
-    with pytest.raises(RequestError, match="out of pages: prompt 0 needs 3 pages of 16 tokens, the caches have 2"):
+    message = (
+        r"out of pages: prompt 0 needs 3 pages of 16 tokens \(16608 bytes with its rings\), the caches have 2 "
+        r"\(45952 bytes for 4 sequences\); ask for less, or load the plan with more cache_tokens or memory_bytes"
+    )
+    with pytest.raises(RequestError, match=message):
         engine.generate([prompt(33)], SamplingParams(max_new_tokens=1))
-    held = engine.stream([prompt(7)], SamplingParams(max_new_tokens=20))
-    next(held)
-    with pytest.raises(RequestError, match="out of pages"):
-        engine.generate([prompt(17)])
     with pytest.raises(RequestError, match=r"max_sequences is 9; the plan was compiled for 1\.\.4"):
         make(max_sequences=9)
+    with pytest.raises(RequestError, match=r"chunk_tokens is 65; the plan was compiled for calls of 1\.\.64 rows"):
+        make(chunk_tokens=65)
+
+
+def test_what_does_not_fit_now_waits_for_another_stream(make: Callable[..., Engine]) -> None:
+    engine = make(cache_tokens=32)
+    held = engine.stream([prompt(7)], SamplingParams(max_new_tokens=20, stop_at_eos=False))
+    first = next(held)
+    (done,) = engine.generate([prompt(17)], SamplingParams(max_new_tokens=2, stop_at_eos=False))
+    assert len(done.tokens) == 2
+    assert [event.index for event in (first, *held)] == list(range(20)), "the events of the other stream were kept"
+    assert engine.caches.used_bytes == 0
 
 
 def test_text_prompts(finished_plan: Path, plan_folder: Path, rewrite: Callable[..., None]) -> None:

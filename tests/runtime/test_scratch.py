@@ -111,5 +111,17 @@ def test_experts(rows: int) -> None:
     check("experts", args, tuple(range(3, 9)), limit=10.0)
 
 
+@pytest.mark.parametrize(("groups", "quantize"), [(1, 0), (1, 1), (4, 0)])
+@pytest.mark.parametrize("rows", [64, 512])
+def test_linears(rows: int, groups: int, quantize: int) -> None:
+    rng = torch.Generator().manual_seed(4)
+    x = torch.randn(rows, 256 * groups, generator=rng).to(torch.bfloat16)
+    packed: list[Tensor | None] = []
+    for outputs in (128, 256):
+        packed.append(torch.randn(outputs, 256, generator=rng).to(torch.float8_e4m3fn))
+        packed.append(torch.full((outputs // 32, 8), 127, dtype=torch.uint8))
+    check("linears", [x, *packed], (1, 2, 3, 4), groups=groups, quantize=quantize)
+
+
 def test_a_kernel_without_a_rule() -> None:
     assert scratch.scratch_bytes("rotary", [(4,), (32,)], {}) == 0

@@ -1,0 +1,181 @@
+"""Kernels to binaries for GPU targets, on a machine without a GPU: in parallel, and through the kernel cache."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dsv41c.compiler.codegen.mlir.iree import KernelCache
+from dsv41c.compiler.codegen.triton.families import Kernel
+from dsv41c.compiler.codegen.triton.targets import GpuTarget
+from dsv41c.errors import CompileError
+
+__all__ = ["Compiled", "compile_kernel", "compile_kernels", "kernel_key"]
+
+_WORKER = "dsv41c.compiler.codegen.triton.worker"
+_HERE = Path(__file__).parent
+_IMPORT = re.compile(r"^from dsv41c\.compiler\.codegen\.triton\.kernels\.(\w+) import", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's binary for one target, with what the compiler's tools report about it.
+
+    Attributes:
+        kernel, target: names. tile: which of the kernel's tiles it is; those before it did not fit, see `refused`.
+        symbol: the function's name in the binary. warps: of one program.
+        registers: of one thread. spill_bytes: of one thread, in local memory.
+        shared_bytes: of one program. tensor_memory: columns. scratch_bytes: of global scratch, one program.
+        load_bits: the widest load from global memory. mma: the matrix instructions in the disassembly.
+        binary: cubin or hsaco. assembly: the text that it was assembled from, PTX or AMD's.
+        refused: for each earlier tile, why it was not taken.
+    """
+
+    kernel: str
+    target: str
+    tile: int
+    symbol: str
+    warps: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    tensor_memory: int
+    scratch_bytes: int
+    load_bits: int
+    mma: list[str]
+    binary: bytes
+    assembly: str
+    refused: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name, for the cache; the binary in base64."""
+        return {**asdict(self), "binary": base64.b64encode(self.binary).decode()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Compiled":
+        """The inverse of `to_json`."""
+        return cls(**{**data, "binary": base64.b64decode(data["binary"])})
+
+
+def compile_kernel(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache | None = None) -> Compiled:
+    """`compile_kernels` of one kernel for one target."""
+    return compile_kernels([(kernel, target)], kernel_cache, workers=1)[0]
+
+
+def compile_kernels(
+    jobs: Sequence[tuple[Kernel, GpuTarget]], kernel_cache: KernelCache | None = None, workers: int | None = None
+) -> list[Compiled]:
+    """Compiles kernels for targets, each with the first of its tiles that fits.
+
+    Args:
+        jobs: what to compile. kernel_cache: where to look first and keep results; None compiles always.
+        workers: processes; one a core by default.
+
+    Returns:
+        One result a job, in the jobs' order.
+
+    Raises:
+        CompileError: no tile of some kernel fits its target; the message names kernel, limit and need.
+    """
+    results = [_kept(kernel_key(*job), kernel_cache) for job in jobs]
+    missing = [number for number, result in enumerate(results) if result is None]
+    if missing:
+        pool = _Workers(min(workers or os.cpu_count() or 1, len(missing)))
+        for number, reply in zip(missing, pool.run(jobs[number] for number in missing), strict=True):
+            results[number] = compiled = _result(*jobs[number], reply)
+            if kernel_cache is not None:
+                kernel_cache.store(kernel_key(*jobs[number]), json.dumps(compiled.to_json()).encode())
+    return [result for result in results if result is not None]
+
+
+def kernel_key(kernel: Kernel, target: GpuTarget) -> str:
+    """The hash of everything that decides a binary: sources, holes, tiles, the target's data, Triton's version."""
+    texts = _sources(kernel.source, {_HERE / "worker.py"})
+    parts = (*texts, json.dumps(kernel.to_json()), json.dumps(target.to_json()), _triton_version())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _sources(file: Path, seen: set[Path]) -> list[str]:
+    """The texts of the worker, of a kernel's module, and of the kernel modules that it imports."""
+    seen.add(file)
+    for name in _IMPORT.findall(file.read_text()):
+        imported = file.with_name(f"{name}.py")
+        if imported not in seen:
+            _sources(imported, seen)
+    return [path.read_text() for path in sorted(seen)]
+
+
+class _Workers:
+    """Worker processes, one a thread of a pool, that live as long as one `run`."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._local = threading.local()
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def run(self, jobs: Iterable[tuple[Kernel, GpuTarget]]) -> list[dict[str, Any]]:
+        """One reply a job, in order."""
+        try:
+            with ThreadPoolExecutor(self.count) as pool:
+                return list(pool.map(self._ask, jobs))
+        finally:
+            for process in self._processes:
+                process.stdin.close()  # type: ignore[union-attr]
+                process.stdout.close()  # type: ignore[union-attr]
+                process.wait()
+
+    def _ask(self, job: tuple[Kernel, GpuTarget]) -> dict[str, Any]:
+        kernel, target = job
+        process = self._process()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"kernel": kernel.to_json(), "target": target.to_json()}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            return json.loads(line)
+        del self._local.process
+        return {"refused": [f"the compiler's process ended with status {process.wait()}"]}
+
+    def _process(self) -> "subprocess.Popen[str]":
+        if not hasattr(self._local, "process"):
+            command = [sys.executable, "-m", _WORKER]
+            # A process that interprets kernels cannot compile them.
+            environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+            pipe = subprocess.PIPE
+            self._local.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+            self._processes.append(self._local.process)
+        return self._local.process
+
+
+def _kept(key: str, kernel_cache: KernelCache | None) -> Compiled | None:
+    kept = None if kernel_cache is None else kernel_cache.load(key)
+    return None if kept is None else Compiled.from_json(json.loads(kept))
+
+
+def _result(kernel: Kernel, target: GpuTarget, reply: dict[str, Any]) -> Compiled:
+    if "binary" not in reply:
+        raise CompileError(
+            f"kernel {kernel.name!r} does not fit {target.name} with any of its tiles: {'; '.join(reply['refused'])}; "
+            f"add a smaller tile to its family ({kernel.family}.py) or leave the target out"
+        )
+    return Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})
+
+
+@cache
+def _triton_version() -> str:
+    return version("triton")

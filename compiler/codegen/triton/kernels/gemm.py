@@ -1,0 +1,174 @@
+"""Products with packed weights (SPEC 2.5, 15.6-15.8; models/ops.py `linear`, `linear_fp8`, `expert_definition`).
+
+    gemm         x bf16 by a weight in fp8, fp4 or bf16, one program a tile, or a part of the inputs of a tile
+    sum_parts    the parts of a split product added in order and rounded once
+
+Every fp8 and fp4 value times its power of two is exact in bf16, so tiles are decoded to bf16 and multiplied by matrix
+units of any target: the products are the reference's, sums are fp32, and there is one rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
+from dsv41c.compiler.codegen.triton.kernels.formats import decode_e2m1, decode_e4m3, decode_ue8m0
+
+if TYPE_CHECKING:
+    from dsv41c.models.config import ModelConfig
+
+WEIGHT_BLOCK = 32
+_BLOCK = tl.constexpr(WEIGHT_BLOCK)
+_ONE = tl.constexpr(127)  # the scale byte of 1
+
+
+@triton.jit
+def gemm_kernel(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    y_ptr,
+    n_rows,
+    n_inputs,
+    n_outputs,
+    n_parts,
+    FORMAT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    IN_PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    FP8_CASTS: tl.constexpr,
+):
+    """x bf16 [n_rows, GROUPS * n_inputs] by w [n_outputs, n_inputs]: each group of inputs has its own outputs.
+
+    FORMAT and what w and scale hold: "fp8", e4m3 bytes and a scale byte for each 32 x 32 block; "fp4", two e2m1 codes a
+    byte and a scale byte for each 32 inputs of a row; "bf16", no scale. y [n_rows, n_outputs] is bf16 or fp32; with
+    IN_PARTS it is fp32 [n_parts, n_rows, n_outputs], one part of the inputs each. n_inputs is divisible by 32, and
+    n_outputs / GROUPS by BLOCK_OUTPUTS where there are groups.
+    """
+    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    part = tl.program_id(2)
+    inside = row < n_rows
+    if GROUPS > 1:
+        group = tl.program_id(0) * BLOCK_OUTPUTS // (n_outputs // GROUPS)
+        x_ptr += group.to(tl.int64) * n_inputs
+    x_row = x_ptr + row.to(tl.int64) * (GROUPS * n_inputs)
+    blocks = tl.cdiv(n_inputs, BLOCK_INPUTS)
+    per_part = tl.cdiv(blocks, n_parts)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+    for block in range(part * per_part, tl.minimum(part * per_part + per_part, blocks)):
+        start = block * BLOCK_INPUTS
+        x = input_tile(x_row, inside, start, n_inputs, BLOCK_INPUTS)
+        w = weight_tile(
+            w_ptr, scale_ptr, output, start, n_outputs, n_inputs, FORMAT, BLOCK_OUTPUTS, BLOCK_INPUTS, FP8_CASTS
+        )
+        total = tl.dot(x, tl.trans(w), total)
+    at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
+    if IN_PARTS:
+        at += part.to(tl.int64) * n_rows * n_outputs
+    wanted = inside[:, None] & (output < n_outputs)[None, :]
+    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def sum_parts_kernel(parts_ptr, y_ptr, n_values, n_parts, BLOCK: tl.constexpr):
+    """parts fp32 [n_parts, n_values] to their sum, first to last, rounded once to y's type."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    wanted = at < n_values
+    total = tl.zeros((BLOCK,), tl.float32)
+    part_ptr = parts_ptr + at
+    for _ in range(n_parts):
+        total += tl.load(part_ptr, mask=wanted, other=0.0)
+        part_ptr += n_values
+    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def input_tile(row_ptr, inside, start, n_inputs, BLOCK_INPUTS: tl.constexpr):
+    """BLOCK_INPUTS columns of bf16 rows from start on; rows that are not inside and columns beyond the last are 0."""
+    column = start + tl.arange(0, BLOCK_INPUTS)
+    wanted = inside[:, None] & (column < n_inputs)[None, :]
+    return tl.load(row_ptr[:, None] + column[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
+def weight_tile(
+    w_ptr,
+    scale_ptr,
+    output,
+    start,
+    n_outputs,
+    n_inputs,
+    FORMAT: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    FP8_CASTS: tl.constexpr,
+):
+    """A tile of a weight as bf16 [BLOCK_OUTPUTS, BLOCK_INPUTS], exact; FORMAT as in `gemm_kernel`."""
+    inside = (output < n_outputs)[:, None]
+    row = output.to(tl.int64)[:, None]
+    column = start + tl.arange(0, BLOCK_INPUTS)[None, :]
+    if FORMAT == "bf16":
+        return tl.load(w_ptr + row * n_inputs + column, mask=inside & (column < n_inputs), other=0.0)
+    scale_columns = n_inputs // _BLOCK
+    block = start // _BLOCK + tl.arange(0, BLOCK_INPUTS // _BLOCK)[None, :]
+    scale_row = row // _BLOCK if FORMAT == "fp8" else row
+    scale = tl.load(scale_ptr + scale_row * scale_columns + block, mask=inside & (block < scale_columns), other=_ONE)
+    if FORMAT == "fp8":
+        byte = tl.load(w_ptr + row * n_inputs + column, mask=inside & (column < n_inputs), other=0)
+        values = decode_e4m3(byte, FP8_CASTS)
+    else:
+        pair = start // 2 + tl.arange(0, BLOCK_INPUTS // 2)[None, :]
+        byte = tl.load(w_ptr + row * (n_inputs // 2) + pair, mask=inside & (pair < n_inputs // 2), other=0)
+        codes = byte.to(tl.int32)
+        values = tl.join(decode_e2m1(codes & 15), decode_e2m1(codes >> 4))
+    values = tl.reshape(values, (BLOCK_OUTPUTS, BLOCK_INPUTS // _BLOCK, _BLOCK)) * decode_ue8m0(scale)[:, :, None]
+    return tl.reshape(values, (BLOCK_OUTPUTS, BLOCK_INPUTS)).to(tl.bfloat16)
+
+
+_SIZES = dict.fromkeys(("n_rows", "n_inputs", "n_outputs", "n_parts"), "i32")
+_GRID = (("n_outputs", "BLOCK_OUTPUTS"), ("n_rows", "BLOCK_ROWS"), ("n_parts", 1))
+_TILED = (
+    Tile({"BLOCK_ROWS": 128, "BLOCK_OUTPUTS": 128, "BLOCK_INPUTS": 64}, warps=8, stages=2),
+    Tile({"BLOCK_ROWS": 64, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 64}, warps=4, stages=2),
+)
+_SKINNY = (
+    Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 128}, warps=4, stages=3),
+    Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 128}, warps=4, stages=2),
+)
+
+
+def gemm(name: str, form: str, groups: int = 1, skinny: bool = False, result: str = "bf16") -> Kernel:
+    """A product with weights of a format; skinny ones take few rows and leave fp32 parts of the inputs behind."""
+    weight = "*bf16" if form == "bf16" else "*u8"
+    arguments = {"x_ptr": "*bf16", "w_ptr": weight, "scale_ptr": "*u8", "y_ptr": f"*{'fp32' if skinny else result}"}
+    holes: dict[str, Hole] = {"FORMAT": form, "GROUPS": groups, "IN_PARTS": skinny, "FP8_CASTS": True}
+    tiles = _SKINNY if skinny else _TILED
+    multiples = ("n_inputs", "n_outputs")
+    return Kernel(
+        name, "gemm", "gemm_kernel", {**arguments, **_SIZES}, holes, tiles, _GRID, fp_fusion=True, multiples=multiples
+    )
+
+
+def sum_parts(name: str, result: str = "bf16") -> Kernel:
+    """What follows a skinny product."""
+    arguments = {"parts_ptr": "*fp32", "y_ptr": f"*{result}", "n_values": "i32", "n_parts": "i32"}
+    tiles = (Tile({"BLOCK": 1024}), Tile({"BLOCK": 256}))
+    grid = (("n_values", "BLOCK"),)
+    return Kernel(name, "gemm", "sum_parts_kernel", arguments, {}, tiles, grid, multiples=("n_values",))
+
+
+def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
+    """The products of a model: sizes are arguments, so one kernel serves all linears of a format."""
+    made = []
+    for form in ("fp8", "fp4", "bf16"):
+        made += [gemm(f"gemm_{form}_tiled", form), gemm(f"gemm_{form}_skinny", form, skinny=True)]
+    made += [gemm("gemm_fp8_groups_tiled", "fp8", config.o_groups)]
+    made += [gemm("gemm_fp8_groups_skinny", "fp8", config.o_groups, skinny=True)]
+    made += [gemm("gemm_bf16_fp32_tiled", "bf16", result="fp32")]
+    return (*made, sum_parts("sum_parts"), sum_parts("sum_parts_fp32", "fp32"))

@@ -1,0 +1,37 @@
+"""Symptom: a decode step differs from the prefill of the same tokens (omlx#2271, and a comment at mlx-lm#1189).
+
+Cause: state of the compressor that one step leaves for the next is lost.
+
+Why this input: every length of a prompt up to three windows with its last 1, 2 and 3 tokens as decode steps, so that
+they open groups, close them, and wrap rings; unwritten cache rows hold NaN.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from driving import WINDOW, first_logits, forced, prompt_of, seen_logits
+from tolerances import STEP_LOGITS, STEP_MEDIAN
+
+import dsv41c
+from dsv41c.runtime.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def engine(mini6_plan: Path) -> Engine:
+    return dsv41c.load(mini6_plan, max_sequences=32, poison=True)
+
+
+def test_decode_steps_are_the_prefill(engine: Engine) -> None:
+    lengths = range(4, 3 * WINDOW + 1)
+    whole = dict(
+        zip(lengths, first_logits(engine, list(map(prompt_of, lengths)), [(n,) for n in lengths]), strict=True)
+    )
+    cases = [(length, (length - 4) % 3 + 1) for length in lengths]
+    with seen_logits(engine) as seen:
+        params = [forced([*prompt_of(length)[length - steps :], 5]) for length, steps in cases]
+        engine.generate([prompt_of(length)[: length - steps] for length, steps in cases], params)
+    logits = {request.number: found[-1] for request, found in seen.items()}
+    difference = torch.stack([(logits[at] - whole[length]).abs().max() for at, (length, _) in enumerate(cases)])
+    assert difference.max() <= STEP_LOGITS
+    assert difference.median() <= STEP_MEDIAN

@@ -1,0 +1,93 @@
+"""Products with packed weights against the golden data and models/ops.py."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from interpreter import run
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dsv41c.compiler.codegen.triton.families import Kernel, Tile
+from dsv41c.compiler.codegen.triton.kernels import gemm
+from dsv41c.models import ops, quant
+
+GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "kernels.safetensors")
+TILE = Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 128})
+# bf16 results of fp32 sums in another order: one rounding apart, as tests/tolerances.py has it for one op.
+ROUNDING = 2.0**-8
+
+
+def product(kernel: Kernel, x: Tensor, w: Tensor, scale: Tensor | None, parts: int = 1, **run_as: bool) -> Tensor:
+    """The product by a kernel, and by `sum_parts` where the kernel leaves parts."""
+    rows, outputs = x.shape[0], w.shape[0]
+    inputs = x.shape[1] // int(kernel.holes["GROUPS"])
+    y = torch.empty(rows, outputs, dtype=torch.float32 if kernel.arguments["y_ptr"] == "*fp32" else torch.bfloat16)
+    into = torch.empty(parts, rows, outputs) if kernel.holes["IN_PARTS"] else y
+    scale = torch.zeros(1, dtype=torch.uint8) if scale is None else scale
+    arguments = {"x_ptr": x, "w_ptr": w, "scale_ptr": scale, "y_ptr": into, "n_rows": rows}
+    run(kernel.with_tiles(TILE), **arguments, n_inputs=inputs, n_outputs=outputs, n_parts=parts, **run_as)
+    if not kernel.holes["IN_PARTS"]:
+        return y
+    y = torch.empty(rows, outputs, dtype=torch.bfloat16)
+    run(gemm.sum_parts("sum"), parts_ptr=into, y_ptr=y, n_values=y.numel(), n_parts=parts)
+    return y
+
+
+def assert_rounded(ours: Tensor, exact: Tensor) -> None:
+    """Within one bf16 rounding of the exact result, with fp32 sums' own error beside it."""
+    exact = exact.double()
+    bound = exact.abs() * ROUNDING + exact.abs().mean() * 1e-5
+    assert ((ours.double() - exact).abs() <= bound).all(), (ours.double() - exact).abs().max()
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("fp8_casts", [True, False])
+@pytest.mark.parametrize(("name", "form"), [("fp8_gemm", "fp8"), ("fp8_gemm_m1", "fp8"), ("fp4_gemm", "fp4")])
+def test_golden_products(name: str, form: str, fp8_casts: bool) -> None:
+    """Outputs and inputs that no tile divides."""
+    x = quant.fake_quantize(GOLDEN[f"{name}.x"], "fp8_e8m0")
+    w = bytes_of(GOLDEN[f"{name}.w_packed" if form == "fp4" else f"{name}.w"])
+    scale = bytes_of(GOLDEN[f"{name}.w_scale"])
+    y = product(gemm.gemm("golden", form), x, w, scale, fp8_casts=fp8_casts)
+    assert_rounded(y, GOLDEN[f"{name}.y"])
+    assert (y == GOLDEN[f"{name}.y"]).float().mean() > 0.99
+
+
+def fp8_weight(outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    w = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn)
+    return w, torch.randint(118, 124, (-(-outputs // 32), inputs // 32), generator=generator, dtype=torch.uint8)
+
+
+def activations(rows: int, inputs: int) -> Tensor:
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(6)).bfloat16()
+    return quant.fake_quantize(x, "fp8_e8m0")
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_skinny_rows_of_the_released_width(parts: int) -> None:
+    """5120 inputs; parts of unequal size, and a sum that is theirs in order."""
+    x, (w, scale) = activations(3, 5120), fp8_weight(96, 5120)
+    y = product(gemm.gemm("skinny", "fp8", skinny=True), x, bytes_of(w), scale, parts=parts)
+    exact = x.double() @ quant.dequantize_weight(w, scale).double().T
+    assert_rounded(y, exact)
+    assert (y == ops.linear_fp8(x, w, scale, 1)).float().mean() > 0.99
+
+
+def test_groups() -> None:
+    """Two groups of inputs, each with its own outputs, as the output projection has them."""
+    x, (w, scale) = activations(5, 2 * 256), fp8_weight(128, 256)
+    y = product(gemm.gemm("groups", "fp8", groups=2), x, bytes_of(w), scale)
+    assert (y == ops.linear_fp8(x, w, scale, 2)).float().mean() > 0.99
+    assert_rounded(y, ops.linear_definition(x.double(), quant.dequantize_weight(w, scale).double(), 2))
+
+
+def test_bf16_weight_to_fp32() -> None:
+    """As the router and the head multiply: bf16 by bf16, kept in fp32."""
+    x, w = activations(17, 160), torch.randn(40, 160, generator=torch.Generator().manual_seed(1)).bfloat16()
+    y = product(gemm.gemm("head", "bf16", result="fp32"), x, w, None)
+    torch.testing.assert_close(y.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-5)
