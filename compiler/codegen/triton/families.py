@@ -39,6 +39,7 @@ class Tile:
     warps: int = 4
     stages: int = 2
     backends: tuple[str, ...] = ("cuda", "hip")
+    backends: tuple[str, ...] = ("cuda", "hip")
 
 
 @dataclass(frozen=True)
