@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
 
 # In the order in which they stand in docs/kernels.md.
-FAMILIES = ("cache_rows", "mhc", "gemm", "experts", "sparse_attention")
+FAMILIES = ("cache_rows", "mhc", "gemm", "experts", "engram", "sparse_attention")
 
 Hole = int | float | bool | str
 _PACKAGE = "dsv41c.compiler.codegen.triton.kernels"
@@ -50,7 +50,7 @@ class Kernel:
         family: a module of kernels/. function: the `@triton.jit` function in it.
         arguments: what is passed at launch, in the function's order, as Triton types: "*bf16", "i32", "fp32".
         holes: constexprs that the model decides.
-        tiles: from the fastest to the smallest; the compiler takes the first that fits a target.
+        tiles: from the fastest to the smallest; the compiler takes the first that fits a target and does not spill.
         grid: programs along each axis as (size, per): size over per, rounded up. Both are numbers, arguments,
             holes or sizes.
         unaligned: pointers that need not be divisible by 16 bytes. multiples: sizes that are divisible by 16.

@@ -157,7 +157,7 @@ def experts_down_kernel(
 def combine_kernel(
     y_ptr, ids_ptr, total_ptr, D: tl.constexpr, CHOICES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """y bf16 [rows, CHOICES, D] and ids int64 [rows, CHOICES] to fp32 [rows, D]; PADDED: the power of two over CHOICES."""
+    """y bf16 [rows, CHOICES, D] and ids int64 [rows, CHOICES] to fp32 [rows, D]; PADDED: CHOICES, to a power of two."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     choice = tl.arange(0, PADDED)
@@ -186,6 +186,7 @@ def fake_quantize_e4m3(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FP8_CASTS: 
 _LISTS = dict.fromkeys(("starts_ptr", "counts_ptr", "order_ptr"), "*i32")
 _MANY = (
     Tile({"BLOCK_ROWS": 64, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 64}, warps=4, stages=2),
+    Tile({"BLOCK_ROWS": 64, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 64}, warps=8, stages=2),
     Tile({"BLOCK_ROWS": 32, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 64}, warps=4, stages=2),
 )
 _FEW = (
