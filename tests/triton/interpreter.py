@@ -91,9 +91,9 @@ def run(kernel: Kernel, tile: int = 0, fp8_casts: bool = True, **arguments: Tens
 
     Args:
         tile: which of the kernel's tiles. fp8_casts: as on a target that casts e4m3, or as on one that does not.
-        arguments: by name, all of `kernel.arguments`; fp8 tensors are passed as bytes.
+        arguments: by name, all of `kernel.arguments` and `kernel.sizes`; fp8 tensors are passed as bytes.
     """
-    assert set(arguments) == set(kernel.arguments), set(arguments) ^ set(kernel.arguments)
+    assert set(arguments) == {*kernel.arguments, *kernel.sizes}, set(arguments) ^ {*kernel.arguments, *kernel.sizes}
     for name, kind in kernel.arguments.items():
         value = arguments[name]
         assert isinstance(value, Tensor) == kind.startswith("*"), f"{name} is {kind}"
@@ -102,7 +102,7 @@ def run(kernel: Kernel, tile: int = 0, fp8_casts: bool = True, **arguments: Tens
             assert value.is_contiguous(), name
     holes = kernel.filled(kernel.tiles[tile], fp8_casts)
     grid = kernel.programs(kernel.tiles[tile], arguments)
-    kernel.load()[grid](**arguments, **holes)
+    kernel.load()[grid](**{name: arguments[name] for name in kernel.arguments}, **holes)
 
 
 _POINTERS = {

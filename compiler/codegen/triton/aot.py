@@ -33,13 +33,13 @@ class Compiled:
     """A kernel's binary for one target, with what the compiler's tools report about it.
 
     Attributes:
-        kernel, target: names. tile: which of the kernel's tiles it is; those before it did not fit, see `refused`.
+        kernel, target: names. tile: which of the kernel's tiles it is; those before it are in `refused`.
         symbol: the function's name in the binary. warps: of one program.
         registers: of one thread. spill_bytes: of one thread, in local memory.
         shared_bytes: of one program. tensor_memory: columns. scratch_bytes: of global scratch, one program.
         load_bits: the widest load from global memory. mma: the matrix instructions in the disassembly.
         binary: cubin or hsaco. assembly: the text that it was assembled from, PTX or AMD's.
-        refused: for each earlier tile, why it was not taken.
+        refused: why other tiles were not taken.
     """
 
     kernel: str
@@ -76,7 +76,7 @@ def compile_kernel(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache 
 def compile_kernels(
     jobs: Sequence[tuple[Kernel, GpuTarget]], kernel_cache: KernelCache | None = None, workers: int | None = None
 ) -> list[Compiled]:
-    """Compiles kernels for targets, each with the first of its tiles that fits.
+    """Compiles kernels for targets, each with the first of its tiles that fits and does not spill.
 
     Args:
         jobs: what to compile. kernel_cache: where to look first and keep results; None compiles always.

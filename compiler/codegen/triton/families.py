@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
 
 # In the order in which they stand in docs/kernels.md.
-FAMILIES = ("cache_rows", "mhc", "gemm", "sparse_attention")
+FAMILIES = ("cache_rows", "mhc", "gemm", "experts", "engram", "sparse_attention")
 
 Hole = int | float | bool | str
 _PACKAGE = "dsv41c.compiler.codegen.triton.kernels"
@@ -50,9 +50,11 @@ class Kernel:
         family: a module of kernels/. function: the `@triton.jit` function in it.
         arguments: what is passed at launch, in the function's order, as Triton types: "*bf16", "i32", "fp32".
         holes: constexprs that the model decides.
-        tiles: from the fastest to the smallest; the compiler takes the first that fits a target.
-        grid: programs along each axis as (size, per): size over per, rounded up. Both are numbers, arguments or holes.
+        tiles: from the fastest to the smallest; the compiler takes the first that fits a target and does not spill.
+        grid: programs along each axis as (size, per): size over per, rounded up. Both are numbers, arguments,
+            holes or sizes.
         unaligned: pointers that need not be divisible by 16 bytes. multiples: sizes that are divisible by 16.
+        sizes: what only the grid needs to know at launch.
         fp_fusion: whether products and sums may fuse; never where bits are compared.
     """
 
@@ -65,6 +67,7 @@ class Kernel:
     grid: tuple[tuple[int | str, int | str], ...]
     unaligned: tuple[str, ...] = ()
     multiples: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
     fp_fusion: bool = False
 
     @property
@@ -110,7 +113,7 @@ class Kernel:
         """The inverse of `to_json`."""
         tiles = tuple(Tile(**{**tile, "backends": tuple(tile["backends"])}) for tile in data["tiles"])
         grid = tuple((size, per) for size, per in data["grid"])
-        names = {name: tuple(data[name]) for name in ("unaligned", "multiples")}
+        names = {name: tuple(data[name]) for name in ("unaligned", "multiples", "sizes")}
         return cls(**{**data, "tiles": tiles, "grid": grid, **names})
 
 

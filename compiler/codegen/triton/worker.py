@@ -34,28 +34,40 @@ def main() -> None:
 
 
 def compile_kernel(kernel: Kernel, target: GpuTarget, folder: Path) -> dict[str, Any]:
-    """Compiles the first of a kernel's tiles that fits the target.
+    """Compiles the first of a kernel's tiles that fits the target without spills; else the one that spills least.
 
     Returns:
         `{"refused": [reason, ...]}`, one reason a tile, or the fields of `aot.Compiled` without kernel and target.
     """
-    refused = []
+    reasons: dict[int, str] = {}
+    spilling: list[dict[str, Any]] = []
     for number, tile in enumerate(kernel.tiles):
         if target.backend not in tile.backends:
             continue
-        try:
-            compiled = _compile(kernel, target, tile)
-        # Triton, LLVM and the assemblers raise exceptions of many kinds; each means that this tile does not compile.
-        except Exception as error:
-            refused.append(f"tile {tile.holes}: {_first_line(error)}")
-            continue
-        report = _report(compiled, target, folder)
-        problems = fits(target, report["shared_bytes"], report["tensor_memory"])
-        problems += _body_problems(compiled.asm[target.assembly], target)
+        report, problems = _attempt(kernel, target, tile, folder)
+        if not problems and report["spill_bytes"]:
+            spilling.append({"tile": number, **report})
+            problems = [f"{report['spill_bytes']} bytes spill"]
         if not problems:
-            return {"tile": number, "refused": refused, **report}
-        refused.append(f"tile {tile.holes}: {', '.join(problems)}")
-    return {"refused": refused}
+            return {"tile": number, "refused": list(reasons.values()), **report}
+        reasons[number] = f"tile {tile.holes}: {', '.join(problems)}"
+    if not spilling:
+        return {"refused": list(reasons.values())}
+    best = min(spilling, key=lambda report: report["spill_bytes"])
+    del reasons[best["tile"]]
+    return {"refused": list(reasons.values()), **best}
+
+
+def _attempt(kernel: Kernel, target: GpuTarget, tile: Tile, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """A tile's report, and why it cannot be taken."""
+    try:
+        compiled = _compile(kernel, target, tile)
+    # Triton, LLVM and the assemblers raise exceptions of many kinds; each means that this tile does not compile.
+    except Exception as error:
+        return {}, [_first_line(error)]
+    report = _report(compiled, target, folder)
+    problems = fits(target, report["shared_bytes"], report["tensor_memory"])
+    return report, problems + _body_problems(compiled.asm[target.assembly], target)
 
 
 def _quiet_cache(folder: str) -> None:

@@ -1,0 +1,245 @@
+"""Routed experts without a sort and without the host (SPEC 6.2; models/ops.py `experts`).
+
+    route           for each expert, the (row, choice) pairs that chose it, in order, and where its list starts
+    experts_up      gate and up projections, SwiGLU, routing weight, and the fp8 values that the down projection reads
+    experts_down    the down projection of every pair
+    combine         the pairs of a row added in expert order, as the reference adds them
+
+A program of the projections belongs to one expert and one tile of its outputs, and walks the rows of its expert: grids
+do not depend on what was chosen, and an expert that nobody chose costs nothing. Pair p is choice p % n_choices of
+row p // n_choices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
+from dsv41c.compiler.codegen.triton.kernels.formats import (
+    clamp_e4m3,
+    decode_e4m3,
+    e4m3_group_exponent,
+    encode_e4m3,
+    power_of_two,
+)
+from dsv41c.compiler.codegen.triton.kernels.gemm import input_tile, weight_tile
+
+if TYPE_CHECKING:
+    from dsv41c.models.config import ModelConfig
+
+_GROUP = tl.constexpr(32)
+
+
+@triton.jit
+def route_kernel(ids_ptr, starts_ptr, counts_ptr, order_ptr, n_pairs, BLOCK: tl.constexpr):
+    """ids int64 [n_pairs], -1 for none, to starts and counts int32 [experts] and order int32 [n_pairs].
+
+    Expert e's pairs are order[starts[e] : starts[e] + counts[e]], ascending. One program an expert: each counts
+    the pairs of lower experts itself, so none waits for another.
+    """
+    expert = tl.program_id(0)
+    start = tl.zeros((), tl.int32)
+    for first in range(0, n_pairs, BLOCK):
+        pair = first + tl.arange(0, BLOCK)
+        chosen = tl.load(ids_ptr + pair, mask=pair < n_pairs, other=-1)
+        start += tl.sum(((chosen >= 0) & (chosen < expert)).to(tl.int32), axis=0)
+    count = tl.zeros((), tl.int32)
+    for first in range(0, n_pairs, BLOCK):
+        pair = first + tl.arange(0, BLOCK)
+        mine = tl.load(ids_ptr + pair, mask=pair < n_pairs, other=-1) == expert
+        rank = tl.cumsum(mine.to(tl.int32), axis=0) - 1
+        tl.store(order_ptr + start + count + tl.where(mine, rank, 0), pair, mask=mine)
+        count += tl.sum(mine.to(tl.int32), axis=0)
+    tl.store(starts_ptr + expert, start)
+    tl.store(counts_ptr + expert, count)
+
+
+@triton.jit
+def experts_up_kernel(
+    x_ptr,
+    weights_ptr,
+    starts_ptr,
+    counts_ptr,
+    order_ptr,
+    w1_ptr,
+    s1_ptr,
+    w3_ptr,
+    s3_ptr,
+    hidden_ptr,
+    n_choices,
+    limit,
+    D: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    FP8_CASTS: tl.constexpr,
+):
+    """x bf16 [rows, D], fp8 values, to hidden bf16 [pairs, INNER], fp8 values.
+
+    weights fp32 [pairs]; w1, w3 e2m1 [experts, INNER, D / 2] with scales s1, s3 [experts, INNER, D / 32].
+    """
+    expert = tl.program_id(1).to(tl.int64)
+    count = tl.load(counts_ptr + expert)
+    start = tl.load(starts_ptr + expert)
+    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    w1_ptr += expert * (INNER * (D // 2))
+    w3_ptr += expert * (INNER * (D // 2))
+    s1_ptr += expert * (INNER * (D // _GROUP))
+    s3_ptr += expert * (INNER * (D // _GROUP))
+    for first in range(0, count, BLOCK_ROWS):
+        place = first + tl.arange(0, BLOCK_ROWS)
+        inside = place < count
+        pair = tl.load(order_ptr + start + place, mask=inside, other=0).to(tl.int64)
+
+        # --- w1 and w3
+        gate = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+        up = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+        for column in range(0, D, BLOCK_INPUTS):
+            x = input_tile(x_ptr + (pair // n_choices) * D, inside, column, D, BLOCK_INPUTS)
+            w1 = weight_tile(w1_ptr, s1_ptr, output, column, INNER, D, "fp4", BLOCK_OUTPUTS, BLOCK_INPUTS, FP8_CASTS)
+            gate = tl.dot(x, tl.trans(w1), gate)
+            w3 = weight_tile(w3_ptr, s3_ptr, output, column, INNER, D, "fp4", BLOCK_OUTPUTS, BLOCK_INPUTS, FP8_CASTS)
+            up = tl.dot(x, tl.trans(w3), up)
+
+        # --- SwiGLU and the routing weight
+        gate = tl.minimum(gate.to(tl.bfloat16).to(tl.float32), limit)
+        up = tl.minimum(tl.maximum(up.to(tl.bfloat16).to(tl.float32), -limit), limit)
+        weight = tl.load(weights_ptr + pair, mask=inside, other=0.0)
+        hidden = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up * weight[:, None]
+
+        # --- quantization
+        hidden = fake_quantize_e4m3(hidden.to(tl.bfloat16), BLOCK_ROWS, BLOCK_OUTPUTS, FP8_CASTS)
+        wanted = inside[:, None] & (output < INNER)[None, :]
+        tl.store(hidden_ptr + pair[:, None] * INNER + output[None, :], hidden, mask=wanted)
+
+
+@triton.jit
+def experts_down_kernel(
+    hidden_ptr,
+    starts_ptr,
+    counts_ptr,
+    order_ptr,
+    w2_ptr,
+    s2_ptr,
+    y_ptr,
+    D: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    FP8_CASTS: tl.constexpr,
+):
+    """hidden bf16 [pairs, INNER] to y bf16 [pairs, D]; w2 e2m1 [experts, D, INNER / 2], s2 [experts, D, INNER / 32]."""
+    expert = tl.program_id(1).to(tl.int64)
+    count = tl.load(counts_ptr + expert)
+    start = tl.load(starts_ptr + expert)
+    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    w2_ptr += expert * (D * (INNER // 2))
+    s2_ptr += expert * (D * (INNER // _GROUP))
+    for first in range(0, count, BLOCK_ROWS):
+        place = first + tl.arange(0, BLOCK_ROWS)
+        inside = place < count
+        pair = tl.load(order_ptr + start + place, mask=inside, other=0).to(tl.int64)
+        y = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+        for column in range(0, INNER, BLOCK_INPUTS):
+            hidden = input_tile(hidden_ptr + pair * INNER, inside, column, INNER, BLOCK_INPUTS)
+            w2 = weight_tile(w2_ptr, s2_ptr, output, column, D, INNER, "fp4", BLOCK_OUTPUTS, BLOCK_INPUTS, FP8_CASTS)
+            y = tl.dot(hidden, tl.trans(w2), y)
+        wanted = inside[:, None] & (output < D)[None, :]
+        tl.store(y_ptr + pair[:, None] * D + output[None, :], y.to(tl.bfloat16), mask=wanted)
+
+
+@triton.jit
+def combine_kernel(
+    y_ptr, ids_ptr, total_ptr, D: tl.constexpr, CHOICES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """y bf16 [rows, CHOICES, D] and ids int64 [rows, CHOICES] to fp32 [rows, D]; PADDED: CHOICES, to a power of two."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    choice = tl.arange(0, PADDED)
+    ids = tl.load(ids_ptr + row * CHOICES + choice, mask=choice < CHOICES, other=-1)
+    valid = ids >= 0
+    # A choice's turn: how many valid choices of this row have a lower expert.
+    turn = tl.sum((valid[None, :] & (ids[None, :] < ids[:, None])).to(tl.int32), axis=1)
+    at = (row * CHOICES + choice)[:, None] * D + channel[None, :]
+    y = tl.load(y_ptr + at, mask=valid[:, None] & (channel < D)[None, :], other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for step in tl.static_range(CHOICES):
+        total += tl.sum(tl.where((valid & (turn == step))[:, None], y, 0.0), axis=0)
+    tl.store(total_ptr + row * D + channel, total, mask=channel < D)
+
+
+@triton.jit
+def fake_quantize_e4m3(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FP8_CASTS: tl.constexpr):
+    """bf16 to the bf16 values that its fp8 form holds, in groups of 32 columns (SPEC 2.3)."""
+    groups = tl.reshape(x.to(tl.float32), (ROWS, COLUMNS // _GROUP, _GROUP))
+    exponent = e4m3_group_exponent(tl.max(tl.abs(groups), axis=2))[:, :, None]
+    codes = encode_e4m3(clamp_e4m3(groups * power_of_two(254 - exponent)), FP8_CASTS)
+    values = decode_e4m3(codes, FP8_CASTS) * power_of_two(exponent)
+    return tl.reshape(values, (ROWS, COLUMNS)).to(tl.bfloat16)
+
+
+_LISTS = dict.fromkeys(("starts_ptr", "counts_ptr", "order_ptr"), "*i32")
+_MANY = (
+    Tile({"BLOCK_ROWS": 64, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 64}, warps=4, stages=2),
+    Tile({"BLOCK_ROWS": 64, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 64}, warps=8, stages=2),
+    Tile({"BLOCK_ROWS": 32, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 64}, warps=4, stages=2),
+)
+_FEW = (
+    Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 128}, warps=4, stages=2),
+    Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 64}, warps=4, stages=1),
+)
+
+
+def route() -> Kernel:
+    """The lists of each expert's pairs."""
+    arguments = {"ids_ptr": "*i64", **_LISTS, "n_pairs": "i32"}
+    tiles = (Tile({"BLOCK": 1024}),)
+    return Kernel("route", "experts", "route_kernel", arguments, {}, tiles, (("n_experts", 1),), sizes=("n_experts",))
+
+
+def up(name: str, dim: int, inner: int, few: bool = False) -> Kernel:
+    """The first two projections, for few rows an expert or for many."""
+    arguments = {"x_ptr": "*bf16", "weights_ptr": "*fp32", **_LISTS}
+    arguments |= {**dict.fromkeys(("w1_ptr", "s1_ptr", "w3_ptr", "s3_ptr"), "*u8"), "hidden_ptr": "*bf16"}
+    arguments |= {"n_choices": "i32", "limit": "fp32"}
+    return _projection(name, "experts_up_kernel", arguments, dim, inner, inner, few)
+
+
+def down(name: str, dim: int, inner: int, few: bool = False) -> Kernel:
+    """The last projection."""
+    arguments = {"hidden_ptr": "*bf16", **_LISTS, "w2_ptr": "*u8", "s2_ptr": "*u8", "y_ptr": "*bf16"}
+    return _projection(name, "experts_down_kernel", arguments, dim, inner, dim, few)
+
+
+def _projection(
+    name: str, function: str, arguments: dict[str, str], dim: int, inner: int, outputs: int, few: bool
+) -> Kernel:
+    holes: dict[str, Hole] = {"D": dim, "INNER": inner, "FP8_CASTS": True}
+    grid = ((outputs, "BLOCK_OUTPUTS"), ("n_experts", 1))
+    tiles = _FEW if few else _MANY
+    return Kernel(name, "experts", function, arguments, holes, tiles, grid, sizes=("n_experts",))
+
+
+def combine(name: str, dim: int, choices: int) -> Kernel:
+    """The sum over a row's choices."""
+    arguments = {"y_ptr": "*bf16", "ids_ptr": "*i64", "total_ptr": "*fp32"}
+    holes = {"D": dim, "CHOICES": choices, "PADDED": triton.next_power_of_2(choices)}
+    tiles = (Tile({"BLOCK": 512}), Tile({"BLOCK": 128}))
+    grid = (("n_rows", 1), (dim, "BLOCK"))
+    return Kernel(name, "experts", "combine_kernel", arguments, holes, tiles, grid, sizes=("n_rows",))
+
+
+def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
+    """The experts of a model: its layers and its draft layers differ in how many there are, which only grids know."""
+    dim, inner = config.hidden_size, config.moe_intermediate_size
+    made = [route(), combine("combine", dim, config.num_experts_per_tok)]
+    made.append(combine("combine_draft", dim, config.dspark_num_experts_per_tok))
+    for rows in ("few", "many"):
+        few = rows == "few"
+        made += [up(f"experts_up_{rows}", dim, inner, few), down(f"experts_down_{rows}", dim, inner, few)]
+    return tuple(made)
