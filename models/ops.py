@@ -479,7 +479,6 @@ def sparse_attention_definition(
 ) -> Tensor:
     """Attention of every head over window rows and selected main rows with a sink in the denominator (SPEC 4.11).
 
-    window_index = window_index.to(torch.int64)
     Args:
         query: bf16 [T, H, D].
         window: the layer's window cache, fp8_e8m0 rows. fresh: uint8 [T, row_bytes], this forward's window rows.
@@ -487,11 +486,11 @@ def sparse_attention_definition(
         main: the main KV cache, fp4_e4m3 rows, or None. main_slots: int32 [T, K], -1 no key, or None.
         sink: fp32 [H]. scale: the logits' factor. window_page, main_page: rows a page.
         read: `load_definition` to be compiled, `load_rows` to be run.
-        main_slots = main_slots.to(torch.int64)
     Returns:
         bf16 [T, H, D]; a row without any key is 0.
     """
     dim = query.shape[-1]
+    window_index = window_index.to(torch.int64)
     is_fresh = window_index <= -2
     stored_rows = read(window, window_index, "fp8_e8m0", window_page, fresh.shape[-1])
     fresh_rows = fresh[(-2 - window_index).clamp(min=0)]
@@ -499,6 +498,7 @@ def sparse_attention_definition(
     keys = quant.dequantize(rows, "fp8_e8m0")
     valid = window_index != -1
     if main is not None and main_slots is not None:
+        main_slots = main_slots.to(torch.int64)
         width = quant.FORMATS["fp4_e4m3"].row_bytes(dim)
         selected = quant.dequantize(read(main, main_slots, "fp4_e4m3", main_page, width), "fp4_e4m3")
         keys = torch.cat((keys, selected), dim=1)

@@ -20,7 +20,7 @@ func.func @f(%x: !dsv41.tensor<[T, 6], f32>, %freq: !dsv41.tensor<[6], f32>) -> 
   func.return %y, %z : !dsv41.tensor<[T, 6], f32>, !dsv41.tensor<[T, 48], f32>
 }
 
-// CHECK:      %y, %next = dsv41.call @region_0(%x) :
-// CHECK:      %z = dsv41.call @region_1(%y, %cos) :
+// CHECK:      %y, %next = dsv41.call @region_0(%x)
+// CHECK:      %z = dsv41.call @region_1(%y, %cos)
 // CHECK:      func.func @region_1
 // CHECK:      torch.aten.cat

@@ -35,4 +35,4 @@ func.func @narrow(%x: !dsv41.tensor<[T, 24], f32>) -> !dsv41.tensor<[T, 6], f32>
 // CHECK: %s = dsv41.launch "double"(%x) {tile = 0, tile_rows = 256, cut = [0]}
 // CHECK: %a = dsv41.launch "widen"(%s) {tile = 0, tile_rows = 256, cut = [0]}
 // CHECK: %b = dsv41.launch "narrow"(%a) {tile = 0, tile_rows = 256, cut = [0]}
-// CHECK: %y = dsv41.launch "double"(%b) :
+// CHECK: %y = dsv41.launch "double"(%b)

@@ -18,4 +18,4 @@ func.func @center(%x: !dsv41.tensor<[T, 6], f32>) -> !dsv41.tensor<[T, 6], f32> 
   func.return %y : !dsv41.tensor<[T, 6], f32>
 }
 
-// CHECK: %y = dsv41.launch "center"(%x) :
+// CHECK: %y = dsv41.launch "center"(%x)

@@ -1,0 +1,77 @@
+"""Programs whose launches run over tiles of rows: the numbers of all rows at once, in the interpreter and in a plan."""
+
+import hashlib
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tolerances import WHOLE_MODEL
+from xdsl.dialects.builtin import ModuleOp
+
+import dsv41c
+from dsv41c.compiler.definitions import context_of
+from dsv41c.compiler.launch_list import program_of
+from dsv41c.ir.builder import functions
+from dsv41c.ir.text import parse_module
+from dsv41c.ir.transient import cut_of, launches_of, tiles_of
+from dsv41c.passes.manager import PassManager
+from dsv41c.passes.plan_memory import PlanMemory
+from dsv41c.runtime.plan import Plan
+from dsv41c.runtime.plan_format import LAUNCHES, MANIFEST, MANIFEST_DIGEST, LaunchList, encode_launches
+from dsv41c.runtime.sampling import SamplingParams
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "mini6"
+
+
+@cache
+def lowered(plan: Path) -> ModuleOp:
+    return parse_module((plan / "programs" / "step.mlir").read_text())
+
+
+def in_tiles(plan: Path, folder: Path, rows: int) -> Path:
+    """A copy of a plan whose programs of many rows run in tiles of so many rows."""
+    module = PassManager([PlanMemory(rows=rows)], context_of(lowered(plan))).run(lowered(plan))
+    old = Plan.load(plan).programs
+    programs = {name: program_of(functions(module)[name], program.of) for name, program in old.items()}
+    copy = folder / f"tiles{rows}"
+    shutil.copytree(plan, copy)
+    launches = encode_launches(LaunchList(programs))
+    (copy / LAUNCHES).write_bytes(launches)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["digests"][LAUNCHES] = hashlib.sha256(launches).hexdigest()
+    body = json.dumps(manifest).encode()
+    (copy / MANIFEST).write_bytes(body)
+    (copy / MANIFEST_DIGEST).write_text(f"{hashlib.sha256(body).hexdigest()}  {MANIFEST}\n")
+    return copy
+
+
+@pytest.mark.parametrize("rows", [16, 48])
+def test_a_prompt_in_tiles_is_the_prompt_at_once(mini6_plan: Path, tmp_path: Path, rows: int) -> None:
+    """100 rows in tiles that do not divide them, 16 in one tile; a product's rounding may depend on its rows."""
+    golden = load_file(GOLDEN / "outputs.safetensors")
+    tiled = dsv41c.load(in_tiles(mini6_plan, tmp_path, rows))
+    params = SamplingParams(max_new_tokens=0, collect_logits=True)
+    for prompt in ("p16", "p100"):
+        (run,) = tiled.generate([golden[f"{prompt}.ids"].tolist()], params)
+        assert run.prefill_logits is not None
+        difference = (run.prefill_logits - golden[f"{prompt}.logits"]).abs().amax(-1)
+        assert difference.median() <= WHOLE_MODEL.median
+        agreement = (run.prefill_logits.argmax(-1) == golden[f"{prompt}.logits"].argmax(-1)).float().mean()
+        assert agreement >= WHOLE_MODEL.argmax
+
+
+def test_what_reads_other_rows_is_not_cut(mini6_plan: Path) -> None:
+    """Every attention takes all fresh rows of the chunk, and the layers between attentions are in tiles."""
+    module = PassManager([PlanMemory(rows=16)], context_of(lowered(mini6_plan))).run(lowered(mini6_plan))
+    tiles = [tile for tile in tiles_of(launches_of(functions(module)["step"])) if tile.rows]
+    kernels = [op.kernel.data for tile in tiles for op in tile.launches]
+    assert kernels.count("attend") + kernels.count("sparse_attention") == 6
+    assert not {"store"}.intersection(kernels)
+    for tile in tiles:
+        made = {result for op in tile.launches for result in op.results}
+        for op in tile.launches:
+            cut = cut_of(op)
+            assert not made.intersection(slot for at, slot in enumerate(op.slots()) if at not in cut)
