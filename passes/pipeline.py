@@ -9,12 +9,14 @@ from dsv41c.passes.common_subexpressions import CommonSubexpressions
 from dsv41c.passes.dead_code import DeadCode
 from dsv41c.passes.delay_mhc import DelayMhc
 from dsv41c.passes.expand_definitions import ExpandDefinitions
+from dsv41c.passes.fuse_rows import FuseRows
 from dsv41c.passes.group_csa2 import GroupCsa2
 from dsv41c.passes.hoist_engram import HoistEngram
 from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
 from dsv41c.passes.lower_fp8_window import LowerFp8Window
 from dsv41c.passes.lower_index_k import LowerIndexK
 from dsv41c.passes.lower_linear import LowerLinear
+from dsv41c.passes.merge_projections import MergeProjections
 from dsv41c.passes.outline_parts import OutlineParts
 from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
@@ -80,6 +82,16 @@ PHASES: tuple[Phase, ...] = (
     ),
     Phase(
         3,
+        "fusion",
+        (
+            # First: a quantization that several products read is then one product's.
+            MergeProjections(),
+            # While the quantization of an input is an op, and not yet part of a region.
+            FuseRows(),
+        ),
+    ),
+    Phase(
+        4,
         "regions",
         (
             # Before regions are cut: the Sinkhorn inside a site becomes a function of its own.
@@ -98,7 +110,7 @@ PHASES: tuple[Phase, ...] = (
         ),
     ),
     Phase(
-        4,
+        5,
         "placement",
         (
             # Late: until here a cache is a value and rewrites need not think of buffers.
@@ -118,12 +130,14 @@ REGISTRY: dict[str, type[Pass]] = {
         DeadCode,
         DelayMhc,
         ExpandDefinitions,
+        FuseRows,
         GroupCsa2,
         HoistEngram,
         LowerFp4Kv,
         LowerFp8Window,
         LowerIndexK,
         LowerLinear,
+        MergeProjections,
         OutlineParts,
         OutlineRegions,
         PlanMemory,

@@ -62,7 +62,7 @@ class StateOp(CustomOp):
             value = getattr(self, operand)
             if value is not None and value.type.element != LIST:
                 raise VerifyException(
-                    f"{self.name} has {operand} of {value.type.element}; such lists are {LIST}, convert where one is made"
+                    f"{self.name} has {operand} of {value.type.element}; such lists are {LIST}: convert it"
                 )
 
 

@@ -6,6 +6,7 @@ compiler adds it to what lives between launches. A kernel without a rule allocat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,6 @@ Rule = Callable[[Shapes, Mapping[str, Any]], int]
 
 # Bytes a channel that decoding a packed row takes at its peak: codes as int32, both halves, values, products, bf16.
 _DECODE = 16
-# Bytes an entry of a row that the choice of the best takes at its peak: see `index_topk.best`.
-_BEST = 48
 
 
 def scratch_bytes(kernel: str, shapes: Shapes, attrs: Mapping[str, Any]) -> int:
@@ -42,45 +41,49 @@ def _sizes(shapes: Shapes, at: int) -> tuple[int, ...]:
 
 
 def _index_topk(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
-    rows, heads, channels = _sizes(shapes, 0)
-    longest = _sizes(shapes, 3)[1] * attrs["page"]
-    dense = _dense(rows, heads, channels, longest, attrs["page"])
-    return dense + _lists(rows, attrs["k"] + attrs.get("n_blocks", 0)) + _gathered(rows, heads, channels)
+    pages = _sizes(shapes, 3)[1]
+    return _selecting(shapes, attrs, _scored(shapes, attrs, pages)) + _members(shapes, attrs, pages)
 
 
 def _index_pool_topk(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
+    _, heads, channels = _sizes(shapes, 0)
+    (_, pages), (rows, pool) = _sizes(shapes, 3), _sizes(shapes, 6)
+    held = -(-pool * attrs["block"] // attrs["page"])  # pages up to which a pool holds all entries, so all are scored
+    dense = _scored(shapes, attrs, min(pages, held)) + _members(shapes, attrs, min(pages, held))
+    if pages <= held:
+        return _selecting(shapes, attrs, dense)
+    tile = min(rows, index_topk.pool_tile(pool * attrs["block"], heads, channels))
+    blocks = tile * min(pool, index_topk.pool_span(heads, channels, attrs["block"]))
+    pooled = blocks * attrs["block"] * (index_topk.row_bytes(heads) + index_topk.key_bytes(channels))
+    return _selecting(shapes, attrs, max(dense, pooled))
+
+
+def _scored(shapes: Shapes, attrs: Mapping[str, Any], pages: int) -> int:
+    """A span of the entries of that many pages; tiles of fewer rows have longer spans, up to the same bytes."""
     rows, heads, channels = _sizes(shapes, 0)
-    longest, pool = _sizes(shapes, 3)[1] * attrs["page"], _sizes(shapes, 6)[1]
-    entries = pool * attrs["block"]
-    if longest <= entries:
-        return _index_topk(shapes, attrs)
-    tile = min(rows, index_topk.pool_tile(entries, heads, channels))
-    known = min(tile * pool, -(-longest // attrs["block"]) + 1) * attrs["block"]
-    decoded = known * (_DECODE * channels + 64)
-    scored = tile * entries * (4 * channels + max(10 * heads + 12, _BEST) + 16)
-    # The pool is as long a list as the result, and is copied where its rows are not neighbours.
-    return decoded + scored + _lists(rows, attrs["k"] + pool) + _gathered(rows, heads, channels)
+    tile = min(rows, index_topk.TILE_ROWS)
+    entry = tile * index_topk.row_bytes(heads) + index_topk.key_bytes(channels)
+    step = math.lcm(attrs["page"], attrs["block"])
+    return min(max(index_topk.SCRATCH_BYTES, step * entry), pages * attrs["page"] * entry)
 
 
-def _dense(rows: int, heads: int, channels: int, longest: int, page: int) -> int:
-    """Scores of every entry for a tile of rows, a span of entries at a time; then the choice among them."""
-    tile = min(rows, index_topk.dense_tile(longest))
-    span = min(index_topk.dense_span(tile, heads, channels, page), -(-longest // page) * page)
-    keys = span * _DECODE * channels
-    # fp32 dots, their bf16 copy and its fp32 one, the sums.
-    products = span * tile * (10 * heads + 12)
-    scoring = 4 * tile * longest + 4 * tile * heads * channels + keys + products
-    return max(scoring, tile * longest * _BEST + 16 * longest)
+def _members(shapes: Shapes, attrs: Mapping[str, Any], pages: int) -> int:
+    """Which blocks are in the pool of a tile's rows."""
+    if shapes[6] is None:
+        return 0
+    rows, pool = shapes[6]
+    return min(rows, index_topk.TILE_ROWS) * (pages * attrs["page"] // attrs["block"] + 2 + 24 * pool)
 
 
-def _lists(rows: int, width: int) -> int:
-    """The tiles' int64 lists, joined while the parts still live, and once more where rows are scattered."""
-    return 3 * 8 * rows * width
-
-
-def _gathered(rows: int, heads: int, channels: int) -> int:
-    """One sequence's rows of query and weights, and which they are."""
-    return rows * (2 * heads * (channels + 1) + 64)
+def _selecting(shapes: Shapes, attrs: Mapping[str, Any], scored: int) -> int:
+    """What a tile keeps beside what it scores: its rows, the best of the spans before; and where all rows lie."""
+    rows, heads, channels = _sizes(shapes, 0)
+    tile, pool = min(rows, index_topk.TILE_ROWS), 0 if shapes[6] is None else shapes[6][1]
+    entries = _sizes(shapes, 3)[1] * attrs["page"]
+    listed = ((attrs["k"], entries), (attrs.get("n_blocks", 0), -(-entries // attrs["block"])))
+    # Parts, their join, the values and places of a cut.
+    best = sum(8 * (2 * min((index_topk.MERGED + 1) * k, n) + 2 * k) for k, n in listed)
+    return scored + tile * (best + 6 * heads * (channels + 1) + 4 * pool + 64) + 64 * rows
 
 
 def _sparse_attention(shapes: Shapes, attrs: Mapping[str, Any]) -> int:

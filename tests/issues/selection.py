@@ -39,6 +39,6 @@ def selections(scores: list[float], k: int, heads: tuple[float, ...] = (1.0,)) -
     yield ops.index_topk(*whole, *attributes.values())[0][0].tolist()
     yield index_topk.bind(LaunchContext(attributes, constants))(whole)[0][0].tolist()
     attributes = {"ratio": 1, "k": k, "page": PAGE, "block": 1}
-    pooled = [*arguments, *more, torch.arange(len(scores)).unsqueeze(0)]
+    pooled = [*arguments, *more, torch.arange(len(scores), dtype=torch.int32).unsqueeze(0)]
     yield ops.index_pool_topk(*pooled, *attributes.values())[0].tolist()
     yield index_topk.bind_pool(LaunchContext(attributes, constants))(pooled)[0][0].tolist()

@@ -3,9 +3,10 @@
 Cause: a score matrix of all rows by all entries in fp32, with masks beside it: 96 GiB for 16,384 rows at a context of
 one million, whatever memory is set aside for scratch.
 
-Why this input: 16,384 rows at 487,936 entries for the plan, where no GPU and no memory is needed: a tile's bytes stay
-below the budget and its rows shrink as entries grow. Then 96 rows at 2,048 entries with a budget of 256 KiB, counted:
-the matrix alone would be 768 KiB, and no tensor that is made is larger than the budget, operands and results aside.
+Why this input: 16,384 rows at 487,936 entries for the plan, where no GPU and no memory is needed: what the kernels
+promise to take at most is the same for fewer rows and a shorter context. Then 96 rows at 2,048 entries with a budget of
+256 KiB, counted: the matrix alone would be 768 KiB, and no tensor that is made is larger than the budget, operands and
+results aside.
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsv41c.models import ops, quant
 from dsv41c.runtime.kernels import index_topk
 from dsv41c.runtime.kernels.binding import LaunchContext
+from dsv41c.runtime.kernels.scratch import scratch_bytes
 
 ROWS, ENTRIES, PAGE, HEADS, DIM, BLOCK, K = 96, 2048, 64, 2, 32, 8, 16
 BUDGET = 256 << 10
@@ -39,17 +41,25 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_a_tile_at_a_long_context_stays_in_the_budget() -> None:
-    """Scores, masks and keys of the choice are 24 bytes a row and entry; the matrix of all rows would be 179 GiB."""
-    entries, rows = 487_936, 16_384
-    assert 24 * rows * entries > 170 << 30
-    tiles = [index_topk.dense_tile(n) for n in (entries // 4, entries // 2, entries)]
-    for tile, n in zip(tiles, (entries // 4, entries // 2, entries), strict=True):
-        assert 1 <= tile < rows
-        assert 24 * tile * n <= index_topk.SCRATCH_BYTES
-    assert tiles == sorted(tiles, reverse=True)
-    released = 2048 * 8
-    assert index_topk.pool_tile(released, 32, 128) * released * 4 * 128 <= index_topk.SCRATCH_BYTES
+@pytest.mark.parametrize("restricted", [False, True])
+def test_the_longest_context_takes_no_more_than_a_shorter_one(restricted: bool) -> None:
+    """Scores and packed scores are 12 bytes a row and entry; the matrices of all rows would be 89 GiB."""
+    entries, rows, page = 487_936, 16_384, 64
+    assert 12 * rows * entries > 89 << 30
+    pool = 2048 if restricted else None
+    most = promised(rows, entries // page, page, pool)
+    assert promised(rows, entries // page // 4, page, pool) == most < 64 << 20
+    assert most - promised(rows // 4, entries // page, page, pool) <= 64 * rows, "which rows there are"
+
+
+def promised(rows: int, pages: int, page: int, pool: int | None) -> int:
+    """The released indexer's scratch bytes over all entries, or over a pool."""
+    vector, candidates = (rows,), None if pool is None else (rows, pool)
+    shapes = [(rows, 32, 128), (rows, 32), (pages, page * 68), (1, pages), vector, vector, candidates]
+    attributes = {"ratio": 1, "k": 512, "page": page, "block": 8}
+    if pool is not None:
+        return scratch_bytes("index_pool_topk", shapes, attributes)
+    return scratch_bytes("index_topk", shapes, {**attributes, "n_blocks": 2048})
 
 
 def selection(restricted: bool) -> tuple[list[Tensor | None], dict[str, int]]:
@@ -83,7 +93,7 @@ def test_no_tensor_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch, re
     assert 4 * ROWS * ENTRIES > BUDGET
     assert 0 < largest.bytes <= BUDGET
     if not restricted:
-        monkeypatch.setattr(index_topk, "dense_tile", lambda longest: ROWS)
+        monkeypatch.setattr(index_topk, "dense_span", lambda *sizes: ENTRIES)
         with Largest() as untiled:
             bind(LaunchContext(attributes, constants))(arguments)
-        assert untiled.bytes > BUDGET, "the count sees a matrix of all rows"
+        assert untiled.bytes > BUDGET, "the count sees a matrix of all entries"

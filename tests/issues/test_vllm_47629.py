@@ -42,7 +42,7 @@ def batch() -> list[Tensor]:
 
 def pools(arguments: list[Tensor], blocks: int) -> Tensor:
     """The newest blocks of each row by its own length, ascending."""
-    newest = arguments[5] // BLOCK
+    newest = (arguments[5] // BLOCK).to(torch.int32)
     return torch.stack([newest - back for back in range(blocks - 1, -1, -1)], dim=1)
 
 

@@ -1,5 +1,7 @@
 """`index_topk` against a slow oracle that compares Python numbers one by one, and against the model's own reference."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hand_made import GOLDEN
@@ -35,6 +37,17 @@ def slow_blocks(scores: list[float], visible: int, block: int, n: int) -> list[i
     return slow_best(best, n)
 
 
+def select(
+    scores: Tensor, visible: Tensor, spans: list[tuple[int, int]], k: int, block: int, n_blocks: int
+) -> tuple[Tensor, Tensor]:
+    """The kernel's choice of entries and blocks from scores that come in spans."""
+    best, blocks = index_topk.Best(scores.shape[0], k), index_topk.Best(scores.shape[0], n_blocks)
+    for start, end in spans:
+        best.add(scores[:, start:end], torch.arange(start, end))
+        blocks.add(*index_topk.block_scores(scores[:, start:end], visible, start, block))
+    return best.chosen(), blocks.chosen()
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_selection_from_scores(data: st.DataObject) -> None:
@@ -45,9 +58,10 @@ def test_selection_from_scores(data: st.DataObject) -> None:
     visible = data.draw(st.integers(1, n))
     masked = [s if j < visible else float("-inf") for j, s in enumerate(scores)]
     k, block, n_blocks = data.draw(st.integers(1, 35)), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
-    row = torch.tensor([masked])
-    assert index_topk.best(row, k).tolist() == [slow_best(masked, k)]
-    blocks = index_topk.candidate_blocks(row, torch.tensor([visible]), block, n_blocks)
+    cuts = data.draw(st.sets(st.integers(1, 29).map(lambda at: at * block)))
+    spans = list(pairwise([0, *sorted(cut for cut in cuts if cut < n), n]))
+    topk, blocks = select(torch.tensor([masked]), torch.tensor([visible]), spans, k, block, n_blocks)
+    assert topk.tolist() == [slow_best(masked, k)]
     assert blocks.tolist() == [slow_blocks(masked, visible, block, n_blocks)]
 
 
@@ -102,14 +116,19 @@ def slow(args: list[Tensor], pool: Tensor | None, ratio: int, k: int, block: int
     return topk, blocks
 
 
+@pytest.fixture(params=["one tile", "small tiles"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that hold all rows and a span of all entries; or tiles of four rows and spans of a single block or page."""
+    if request.param == "small tiles":
+        monkeypatch.setattr(index_topk, "SCRATCH_BYTES", 2048)
+        monkeypatch.setattr(index_topk, "TILE_ROWS", 4)
+
+
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("ratio", [1, 2])
 @pytest.mark.parametrize("plateau", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [40], [3, 33, 18]])
-@pytest.mark.parametrize("scratch", [index_topk.SCRATCH_BYTES, 2048])
-def test_against_oracle(
-    monkeypatch: pytest.MonkeyPatch, ratio: int, plateau: bool, lengths: list[int], scratch: int
-) -> None:
-    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", scratch)
+def test_against_oracle(ratio: int, plateau: bool, lengths: list[int]) -> None:
     args = make_batch(len(lengths), lengths, ratio, plateau)
     for k, n_blocks in [(5, 3), (64, 2), (64, 40), (5, 0)]:
         topk, blocks = run([*args, None], ratio=ratio, k=k, page=_PAGE, block=4, n_blocks=n_blocks)
@@ -123,7 +142,7 @@ def test_against_oracle(
 def make_pool(args: list[Tensor], blocks: int, block: int, ratio: int, seed: int) -> Tensor:
     """For each row random blocks of what its sequence has, its own newest one among them; ascending, -1 last."""
     rng = torch.Generator().manual_seed(seed)
-    pool = torch.full((args[5].shape[0], blocks), -1)
+    pool = torch.full((args[5].shape[0], blocks), -1, dtype=torch.int32)
     for row, position in enumerate(args[5].tolist()):
         count = -(-((position + 1) // ratio) // block)
         if count == 0:
@@ -145,15 +164,12 @@ def one_row(args: list[Tensor], row: int) -> list[Tensor]:
     return [args[0][row : row + 1], args[1][row : row + 1], *args[2:4], args[4][row : row + 1], args[5][row : row + 1]]
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("ratio", [1, 2])
 @pytest.mark.parametrize("plateau", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [7], [50, 44], [3, 90, 33]])
-@pytest.mark.parametrize("scratch", [index_topk.SCRATCH_BYTES, 2048])
-def test_candidates_restrict(
-    monkeypatch: pytest.MonkeyPatch, ratio: int, plateau: bool, lengths: list[int], scratch: int
-) -> None:
+def test_candidates_restrict(ratio: int, plateau: bool, lengths: list[int]) -> None:
     """Blocks of five that straddle pages of four; rows whose pools hold all they see, and rows whose pools do not."""
-    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", scratch)
     args = make_batch(4, lengths, ratio, plateau)
     for blocks in (1, 3, 40):
         pool = make_pool(args, blocks, 5, ratio, seed=blocks)
@@ -170,7 +186,7 @@ def test_candidates_restrict(
 
 def test_a_masked_selection_still_publishes_blocks() -> None:
     args = make_batch(4, [50, 44], 1, False)
-    pool = torch.tensor([[0, 3, 7, -1]]).repeat(args[0].shape[0], 1)
+    pool = torch.tensor([[0, 3, 7, -1]], dtype=torch.int32).repeat(args[0].shape[0], 1)
     got = run([*args, pool], ratio=1, k=5, page=_PAGE, block=4, n_blocks=2)
     assert (got[0].tolist(), got[1].tolist()) == slow(args, pool, 1, 5, 4, 2)
 
@@ -213,7 +229,7 @@ def test_padding_alone() -> None:
     args[5][:] = -1
     topk, blocks = run([*args, None], ratio=1, k=3, page=_PAGE, block=4, n_blocks=2)
     assert topk.unique().tolist() == [-1]
-    pool = torch.zeros(args[0].shape[0], 2, dtype=torch.int64)
+    pool = torch.zeros(args[0].shape[0], 2, dtype=torch.int32)
     assert run_pool(args, pool, ratio=1, k=3, page=_PAGE, block=4).unique().tolist() == [-1]
     assert blocks.unique().tolist() == [-1]
 
@@ -229,6 +245,6 @@ def test_golden_candidate_masks(name: str) -> None:
         lens = torch.tensor([scores.shape[1]]) if decode else golden.get_tensor(f"{name}.lens").long()
     seen = lens > 0
     scores = scores.masked_fill(torch.arange(scores.shape[1]) >= lens.unsqueeze(1), float("-inf"))
-    blocks = index_topk.candidate_blocks(scores[seen], lens[seen], block, n_blocks)
+    _, blocks = select(scores[seen], lens[seen], [(0, scores.shape[1])], 1, block, n_blocks)
     entries = torch.arange(scores.shape[1]) // block
     assert torch.equal((blocks.unsqueeze(-1) == entries).any(1), mask[seen])

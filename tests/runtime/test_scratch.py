@@ -57,19 +57,53 @@ def index_args(rows: int, pages: int, page: int = 64, heads: int = 32, dim: int 
 
 
 @pytest.mark.parametrize(("rows", "pages"), [(64, 32), (256, 128), (1, 256)])
-@pytest.mark.parametrize("budget", [64 << 20, 4 << 20])
+@pytest.mark.parametrize("budget", [index_topk.SCRATCH_BYTES, 4 << 20])
 def test_index_topk(rows: int, pages: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_topk, "SCRATCH_BYTES", budget)
     check("index_topk", index_args(rows, pages), (2,), ratio=1, k=512, page=64, block=8, n_blocks=256)
 
 
-@pytest.mark.parametrize("rows", [16, 128])
-def test_index_pool_topk(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", 8 << 20)
-    args = index_args(rows, 256)
+def test_index_topk_of_several_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are not neighbours are copied, a tile at a time."""
+    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", 4 << 20)
+    args = index_args(192, 64)
+    args[3], args[4] = torch.arange(64).repeat(2, 1), torch.arange(192) % 2
+    check("index_topk", args, (2,), ratio=1, k=512, page=64, block=8, n_blocks=256)
+
+
+def pools(rows: int, blocks: int, pages: int) -> Tensor:
     rng = torch.Generator().manual_seed(1)
-    args[6] = torch.stack([torch.randperm(2000, generator=rng)[:256].sort().values for _ in range(rows)])
+    found = [torch.randperm(pages * 8, generator=rng)[:blocks].sort().values for _ in range(rows)]
+    return torch.stack(found).to(torch.int32)
+
+
+def test_index_topk_with_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", 4 << 20)
+    args = index_args(64, 64)
+    args[6] = pools(64, 256, 64)
+    check("index_topk", args, (2,), ratio=1, k=512, page=64, block=8, n_blocks=0)
+
+
+@pytest.mark.parametrize("rows", [16, 128])
+@pytest.mark.parametrize("pages", [256, 32])
+@pytest.mark.parametrize("budget", [index_topk.SCRATCH_BYTES, 2 << 20])
+def test_index_pool_topk(rows: int, pages: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of 256 blocks among those of 16,384 entries, and pools that hold all entries."""
+    monkeypatch.setattr(index_topk, "SCRATCH_BYTES", budget)
+    args = index_args(rows, pages)
+    args[6] = pools(rows, 256, pages)
     check("index_pool_topk", args, (2,), ratio=1, k=512, page=64, block=8)
+
+
+@pytest.mark.parametrize(("page", "ratio"), [(128, 1), (64, 2)])
+def test_the_released_indexer_at_its_largest(page: int, ratio: int) -> None:
+    """16,384 rows at a context of 1,048,576: the goal leaves 64 MiB beside the lists."""
+    rows, pages = 16384, (1 << 20) // ratio // page
+    shapes: list[tuple[int, ...] | None] = [(rows, 32, 128), (rows, 32), (pages, page * 68), (1, pages)]
+    shapes += [(rows,), (rows,)]
+    attrs = {"ratio": ratio, "k": 512, "page": page, "block": 8}
+    assert scratch.scratch_bytes("index_topk", [*shapes, None], {**attrs, "n_blocks": 2048}) <= 64 << 20
+    assert scratch.scratch_bytes("index_pool_topk", [*shapes, (rows, 2048)], attrs) <= 64 << 20
 
 
 def packed_rows(count: int, row_format: str, dim: int) -> Tensor:

@@ -90,12 +90,18 @@ def compile_kernels(
     """
     results = [_kept(kernel_key(*job), kernel_cache) for job in jobs]
     missing = [number for number, result in enumerate(results) if result is None]
+    refusals = []
     if missing:
-        pool = _Workers(min(workers or os.cpu_count() or 1, len(missing)))
-        for number, reply in zip(missing, pool.run(jobs[number] for number in missing), strict=True):
-            results[number] = compiled = _result(*jobs[number], reply)
-            if kernel_cache is not None:
-                kernel_cache.store(kernel_key(*jobs[number]), json.dumps(compiled.to_json()).encode())
+        compiled = _Workers(min(workers or os.cpu_count() or 1, len(missing)), kernel_cache).run(
+            [jobs[number] for number in missing]
+        )
+        for number, result in zip(missing, compiled, strict=True):
+            if isinstance(result, Compiled):
+                results[number] = result
+            else:
+                refusals.append(result)
+    if refusals:
+        raise CompileError("; ".join(refusals))
     return [result for result in results if result is not None]
 
 
@@ -119,24 +125,38 @@ def _sources(file: Path, seen: set[Path]) -> list[str]:
 class _Workers:
     """Worker processes, one a thread of a pool, that live as long as one `run`."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, kernel_cache: KernelCache | None) -> None:
         self.count = count
+        self.kernel_cache = kernel_cache
         self._local = threading.local()
         self._processes: list[subprocess.Popen[str]] = []
 
-    def run(self, jobs: Iterable[tuple[Kernel, GpuTarget]]) -> list[dict[str, Any]]:
-        """One reply a job, in order."""
+    def run(self, jobs: Iterable[tuple[Kernel, GpuTarget]]) -> list[Compiled | str]:
+        """For each job its binary, kept at once, or why there is none."""
         try:
             with ThreadPoolExecutor(self.count) as pool:
-                return list(pool.map(self._ask, jobs))
+                return list(pool.map(self._compile, jobs))
         finally:
             for process in self._processes:
                 process.stdin.close()  # type: ignore[union-attr]
                 process.stdout.close()  # type: ignore[union-attr]
                 process.wait()
 
-    def _ask(self, job: tuple[Kernel, GpuTarget]) -> dict[str, Any]:
+    def _compile(self, job: tuple[Kernel, GpuTarget]) -> Compiled | str:
         kernel, target = job
+        reply = self._ask(kernel, target)
+        if "binary" not in reply:
+            return (
+                f"kernel {kernel.name!r} does not fit {target.name} with any of its tiles: "
+                f"{'; '.join(reply['refused'])}; add a smaller tile to its family ({kernel.family}.py) or leave the "
+                "target out"
+            )
+        compiled = Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})
+        if self.kernel_cache is not None:
+            self.kernel_cache.store(kernel_key(kernel, target), json.dumps(compiled.to_json()).encode())
+        return compiled
+
+    def _ask(self, kernel: Kernel, target: GpuTarget) -> dict[str, Any]:
         process = self._process()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -165,15 +185,6 @@ class _Workers:
 def _kept(key: str, kernel_cache: KernelCache | None) -> Compiled | None:
     kept = None if kernel_cache is None else kernel_cache.load(key)
     return None if kept is None else Compiled.from_json(json.loads(kept))
-
-
-def _result(kernel: Kernel, target: GpuTarget, reply: dict[str, Any]) -> Compiled:
-    if "binary" not in reply:
-        raise CompileError(
-            f"kernel {kernel.name!r} does not fit {target.name} with any of its tiles: {'; '.join(reply['refused'])}; "
-            f"add a smaller tile to its family ({kernel.family}.py) or leave the target out"
-        )
-    return Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})
 
 
 @cache
