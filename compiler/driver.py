@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.compiler.definitions import ALONE, COMPOSED, DEFINITIONS, WHOLE, Definitions
 from dsv41c.compiler.importer import import_program
-from dsv41c.compiler.launch_list import program_of
+from dsv41c.compiler.launch_list import buckets_of, program_of
 from dsv41c.compiler.probe import checkpoint_probe
 from dsv41c.compiler.trace import Ranges, trace_backbone
 from dsv41c.errors import CompileError
@@ -86,6 +86,7 @@ class CompileOptions:
         max_sequences: most sequences of one forward.
         transient_budget: most bytes that a forward may hold besides weights and caches, for every chunk and context of
             the declared ranges; where all rows at once take more, launches run over tiles of rows. 0 for any number.
+        buckets: numbers of rows for which the step's values get places in one buffer; a call is padded to the next.
         skip: names of passes to leave out, to see what each brings.
         cpu: LLVM CPU name, or "host" for this machine's.
         jobs: compilers that run at once; None takes one a core.
@@ -100,6 +101,7 @@ class CompileOptions:
     max_rows: int = 512
     max_sequences: int = 64
     transient_budget: int = DEFAULT_TRANSIENT_BUDGET
+    buckets: tuple[int, ...] = ()
     skip: frozenset[str] = frozenset()
     cpu: str = "host"
     jobs: int | None = None
@@ -151,6 +153,15 @@ def _check_pages(config: ModelConfig, page_tokens: int) -> None:
         )
 
 
+def _check_buckets(options: CompileOptions) -> None:
+    if any(rows > min(options.max_rows, options.max_sequences) for rows in options.buckets):
+        raise CompileError(
+            f"buckets {', '.join(map(str, options.buckets))}: a forward has at most {options.max_rows} rows and "
+            f"{options.max_sequences} sequences; choose smaller ones with --buckets, or raise --max-rows and "
+            "--max-sequences"
+        )
+
+
 def lower_config(
     config: ModelConfig,
     options: CompileOptions,
@@ -166,6 +177,7 @@ def lower_config(
         probe: gives the inputs on which the program is compared before and after each pass; None compares nothing.
         skip: names of passes to leave out.
     """
+    _check_buckets(options)
     model = empty_backbone(config, options.page_tokens)
     progress("trace the model", 0, 1)
     ranges = step_ranges(config, options)
@@ -199,7 +211,7 @@ def lower_config(
     manager = PassManager(passes, context, options.dump_ir, verify_each=probe, on_pass=after_pass)
     module = manager.run(traced)
     records = tuple(PassRecord(pass_.text(), pass_.digest()) for pass_ in passes)
-    return Lowered(module, ranges, records, manager.reports, network)
+    return Lowered(module, ranges, records, manager.reports, network, options.buckets)
 
 
 @dataclass(frozen=True)
@@ -215,6 +227,7 @@ class Lowered:
     passes: tuple[PassRecord, ...]
     reports: list[PassReport]
     network: FuncOp
+    buckets: tuple[int, ...] = ()
 
     @property
     def programs(self) -> dict[str, FuncOp]:
@@ -229,7 +242,10 @@ class Lowered:
     def launch_list(self) -> LaunchList:
         """What the runtime runs."""
         forms = {name: None if name in PROGRAMS else name.removesuffix(SUFFIX) for name in self.programs}
-        return LaunchList({name: program_of(func, forms[name]) for name, func in self.programs.items()})
+        lists = {name: program_of(func, forms[name]) for name, func in self.programs.items()}
+        step = self.programs[PROGRAM]
+        lists[PROGRAM] = replace(lists[PROGRAM], buckets=buckets_of(step, self.buckets))
+        return LaunchList(lists)
 
     def bill_programs(self) -> Programs:
         """What the bill is made from."""

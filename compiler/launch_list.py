@@ -9,6 +9,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from dsv41c.errors import CompileError
+from dsv41c.ir.arena import arena_of
 from dsv41c.ir.builder import fixed_sizes, output_names
 from dsv41c.ir.effects import cache_writes
 from dsv41c.ir.names import value_names
@@ -16,10 +17,11 @@ from dsv41c.ir.ops.custom import plain
 from dsv41c.ir.ops.program import Launch as LaunchOp
 from dsv41c.ir.ops.program import Weight
 from dsv41c.ir.ops.torch_ops import is_constant
+from dsv41c.ir.rows import ROWS
 from dsv41c.ir.text import line_of
-from dsv41c.ir.transient import LAUNCH_NOTES, cut_of, tile_of, tiles_of
+from dsv41c.ir.transient import LAUNCH_NOTES, cut_of, largest_sizes, tile_of, tiles_of
 from dsv41c.ir.types import CacheType, TensorType
-from dsv41c.runtime.plan_format import InputSpec, Launch, OutputSpec, Program
+from dsv41c.runtime.plan_format import Bucket, InputSpec, Launch, OutputSpec, Program
 
 
 def program_of(func: FuncOp, of: str | None = None) -> Program:
@@ -62,6 +64,23 @@ def program_of(func: FuncOp, of: str | None = None) -> Program:
         sizes=fixed_sizes(func) if of is not None else {},
         tiles=tuple(tile.rows for tile in tiles_of(launches) if tile.rows),
     )
+
+
+def buckets_of(func: FuncOp, rows: Iterable[int]) -> tuple[Bucket, ...]:
+    """Where a program's values lie when it runs with one row for each of so many sequences, all with logits.
+
+    Args:
+        func: a program of launches.
+        rows: ascending.
+    """
+    names = value_names(func.body.block)
+    largest = largest_sizes(func)
+    buckets = []
+    for count in rows:
+        arena = arena_of(func, {**largest, ROWS: count, "B": count, "S": count, "R": count})
+        offsets = {f"%{names[value]}": offset for value, offset in arena.offsets.items()}
+        buckets.append(Bucket(count, arena.bytes, offsets))
+    return tuple(buckets)
 
 
 def _is_freed(value: SSAValue, returned: set[SSAValue]) -> bool:

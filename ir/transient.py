@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
-from dsv41c.ir.builder import ORIGIN
+from dsv41c.ir.builder import ORIGIN, get_symbols
 from dsv41c.ir.dims import Assignment
 from dsv41c.ir.ops.custom import plain
 from dsv41c.ir.ops.program import Launch
@@ -95,6 +95,14 @@ def launches_of(func: FuncOp) -> list[Launch]:
     return [op for op in func.body.block.ops if isinstance(op, Launch)]
 
 
+def largest_sizes(func: FuncOp) -> dict[str, int]:
+    """The largest value of each symbol of a program: one row of logits, pools and rings as large as the batch needs."""
+    high = {name: bounds[1] for name, bounds in get_symbols(func).items()}
+    rows = high.get(ROWS, 1)
+    sequences = min(high.get("B", 1), rows)
+    return high | {"B": sequences, "S": sequences, "R": 1, "N": high.get("P", 1)}
+
+
 def transient_peak(func: FuncOp, assignment: Assignment, scratch: Scratch) -> Transient:
     """Follow a program of launches and free each value after its last reader, as the runtime does.
 
@@ -123,15 +131,20 @@ class PeakFinder:
         scratch: Scratch,
         cut: Callable[[Launch], Collection[int]] = cut_of,
     ) -> None:
-        self.launches = launches_of(func)
         self._func, self._assignment, self._scratch, self._cut = func, assignment, scratch, cut
-        self._place = {op: i for i, op in enumerate(self.launches)}
-        self._last = {operand: i for i, op in enumerate(self.launches) for operand in op.operands}
+        self.in_order(launches_of(func))
         self._kept = {*func.args, *(func.body.block.last_op.operands if func.body.block.last_op else ())}
         self._listed = _index_values(self.launches)
         self._evaluators: dict[int, ShapeEvaluator] = {}
         self._sizes: dict[tuple[SSAValue, int], int] = {}
         self._scratches: dict[tuple[Launch, int], int] = {}
+
+    def in_order(self, launches: Sequence[Launch]) -> Self:
+        """Take the launches in another order than they stand in."""
+        self.launches = list(launches)
+        self._place = {op: i for i, op in enumerate(launches)}
+        self._last = {operand: i for i, op in enumerate(launches) for operand in op.operands}
+        return self
 
     @property
     def rows(self) -> int:

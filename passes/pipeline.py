@@ -22,6 +22,7 @@ from dsv41c.passes.outline_regions import OutlineRegions
 from dsv41c.passes.pass_base import Pass, make_pass
 from dsv41c.passes.plan_memory import PlanMemory
 from dsv41c.passes.restrict_candidates import RestrictCandidates
+from dsv41c.passes.schedule import Schedule
 from dsv41c.passes.specialize_rows import SpecializeRows
 from dsv41c.passes.split_ced import SplitCed
 from dsv41c.passes.state_in_place import StateInPlace
@@ -117,7 +118,9 @@ PHASES: tuple[Phase, ...] = (
             StateInPlace(),
             # A launch says nothing about the op that it came from but its name.
             ToLaunches(),
-            # Last: what is held at once depends on the order of the launches.
+            # The order is free as soon as stores are in place, and decides what is held at once.
+            Schedule(),
+            # Last: it cuts what the order leaves.
             PlanMemory(),
         ),
     ),
@@ -142,6 +145,7 @@ REGISTRY: dict[str, type[Pass]] = {
         OutlineRegions,
         PlanMemory,
         RestrictCandidates,
+        Schedule,
         SpecializeRows,
         SplitCed,
         StateInPlace,

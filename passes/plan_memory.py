@@ -11,9 +11,9 @@ from xdsl.ir import SSAValue
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import attribute, functions, get_symbols, has_one_row
 from dsv41c.ir.ops.program import Launch
-from dsv41c.ir.rows import ROWS, launch_rows, starts_with_rows
+from dsv41c.ir.rows import launch_rows, starts_with_rows
 from dsv41c.ir.text import line_of
-from dsv41c.ir.transient import CUT, TILE, TILE_ROWS, PeakFinder, Tile, launches_of
+from dsv41c.ir.transient import CUT, TILE, TILE_ROWS, PeakFinder, Tile, largest_sizes, launches_of
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
 SMALLEST = 16  # rows of a tile: below, every product reads its weights for almost no work
@@ -204,11 +204,3 @@ def _cuts(first: int, tile: Tile, start: int, end: int) -> bool:
     apart = last < start or first > end
     inside = start <= first and last <= end
     return not apart and not inside
-
-
-def largest_sizes(func: FuncOp) -> dict[str, int]:
-    """The largest value of each symbol of a program: one row of logits, pools and rings as large as the batch needs."""
-    high = {name: bounds[1] for name, bounds in get_symbols(func).items()}
-    rows = high.get(ROWS, 1)
-    sequences = min(high.get("B", 1), rows)
-    return high | {"B": sequences, "S": sequences, "R": 1, "N": high.get("P", 1)}

@@ -228,6 +228,24 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Bucket:
+    """A number of rows for which a program's values have places in one buffer.
+
+    A call with fewer rows, one for each of as many sequences, is padded to it (`runtime.padding`): rows with position
+    -1, which write nothing, attend to nothing and choose no expert, and whose outputs nobody reads.
+
+    Attributes:
+        rows: of the call, and its sequences.
+        arena: bytes of the buffer.
+        offsets: of each `%value` that a launch defines.
+    """
+
+    rows: int
+    arena: int
+    offsets: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Program:
     """What the runtime runs for one program; an input `x` is the value `%x`.
 
@@ -237,6 +255,7 @@ class Program:
         sizes: the sizes that a call must have, by symbol of the inputs' shapes.
         tiles: rows of each tile. The launches of a tile follow each other and run over one tile of rows after the
             other; what later launches read of their results is put together.
+        buckets: with rising numbers of rows; none on a target that takes any number.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -246,6 +265,7 @@ class Program:
     of: str | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     tiles: tuple[int, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dsv41c.compiler.cli.output import bytes_text, console, progress, table
+from dsv41c.compiler.cli.sizes import Bytes, Rows
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
 from dsv41c.compiler.driver import TARGETS, CompileOptions, compile_checkpoint
 from dsv41c.passes.manager import PassReport
@@ -49,6 +50,18 @@ _DEFAULTS = CompileOptions()
     show_default=True,
     help="Most sequences of one forward.",
 )
+@click.option(
+    "--transient-budget",
+    type=Bytes(),
+    default=_DEFAULTS.transient_budget,
+    help="Most bytes that a forward may hold besides weights and caches, for every chunk and context.  [default: 2GiB]",
+)
+@click.option(
+    "--buckets",
+    type=Rows(),
+    default="",
+    help="Numbers of rows, e.g. 1,4,16, for which values get places in one buffer; calls with fewer rows are padded.",
+)
 @click.option("--cpu", metavar="NAME", default=_DEFAULTS.cpu, show_default=True, help="LLVM CPU, e.g. x86-64-v3.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Kernel compilers at once.  [default: one a core]")
 @click.option("--no-cache", is_flag=True, help="Compile all kernels, also those that are in the kernel cache.")
@@ -63,6 +76,8 @@ def compile_command(
     page_tokens: int,
     max_rows: int,
     max_sequences: int,
+    transient_budget: int,
+    buckets: tuple[int, ...],
     cpu: str,
     jobs: int | None,
     no_cache: bool,
@@ -85,6 +100,8 @@ def compile_command(
         page_tokens=page_tokens,
         max_rows=max_rows,
         max_sequences=max_sequences,
+        transient_budget=transient_budget,
+        buckets=buckets,
         cpu=cpu,
         jobs=jobs,
         cache=None if no_cache else KernelCache.default(),
@@ -125,5 +142,6 @@ def _summary(output: Path, seconds: float) -> list[tuple[str, str]]:
         ("resident when loaded", bytes_text(found["resident_bytes"]["total"])),
         ("cache a token", bytes_text(found["global_cache_bytes_per_token"])),
         ("cache a sequence", bytes_text(found["ring_bytes_per_sequence"])),
+        ("transient peak", bytes_text(max(one["bytes"] for one in found["transient_peak_bytes"]))),
         ("seconds", f"{seconds:.1f}"),
     ]

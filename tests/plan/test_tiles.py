@@ -7,17 +7,22 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tolerances import WHOLE_MODEL
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 
 import dsv41c
 from dsv41c.compiler.definitions import context_of
 from dsv41c.compiler.launch_list import program_of
-from dsv41c.ir.builder import functions
+from dsv41c.ir.builder import FunctionBuilder, functions, get_symbols, has_one_row
+from dsv41c.ir.interpreter import Interpreter
+from dsv41c.ir.rows import ROWS, rows_of
 from dsv41c.ir.text import parse_module
 from dsv41c.ir.transient import cut_of, launches_of, tiles_of
-from dsv41c.passes.manager import PassManager
+from dsv41c.ir.types import CacheType, TensorType
+from dsv41c.passes.manager import PassManager, run_pass
 from dsv41c.passes.plan_memory import PlanMemory
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import LAUNCHES, MANIFEST, MANIFEST_DIGEST, LaunchList, encode_launches
@@ -61,6 +66,48 @@ def test_a_prompt_in_tiles_is_the_prompt_at_once(mini6_plan: Path, tmp_path: Pat
         assert difference.median() <= WHOLE_MODEL.median
         agreement = (run.prefill_logits.argmax(-1) == golden[f"{prompt}.logits"].argmax(-1)).float().mean()
         assert agreement >= WHOLE_MODEL.argmax
+
+
+def arguments_of(func: FuncOp, rows: int) -> list[torch.Tensor]:
+    """Small integers and numbers near one; sizes that are symbols are four, but for the rows."""
+    sizes = dict.fromkeys(get_symbols(func), 4) | {ROWS: rows}
+    generator = torch.Generator().manual_seed(rows)
+    values = []
+    for argument in func.args:
+        type_ = argument.type.storage if isinstance(argument.type, CacheType) else argument.type
+        assert isinstance(type_, TensorType)
+        shape = type_.shape(sizes)
+        whole = not type_.dtype.is_floating_point
+        value = torch.randint(0, 4, shape, generator=generator) if whole else torch.randn(shape, generator=generator)
+        values.append(value.to(type_.dtype))
+    return values
+
+
+def launching(func: FuncOp, module: ModuleOp) -> FuncOp:
+    """A program that launches a function on its own arguments, added to the module."""
+    b = FunctionBuilder("program", {str(a.name_hint): a.type for a in func.args}, get_symbols(func))
+    results = b.launch(func.sym_name.data, list(b.args.values()), [r.type for r in func.body.block.last_op.operands])
+    program = b.finish({f"y{i}": result for i, result in enumerate(results)})
+    module.body.block.add_op(program)
+    return program
+
+
+def test_functions_that_count_as_row_by_row_are(mini6_plan: Path) -> None:
+    """Each function that may be cut, over seven rows at once and over tiles of three: equal bits."""
+    interpreter, found = Interpreter(lambda symbol: torch.empty(0)), 0
+    for name, func in functions(lowered(mini6_plan)).items():
+        if not name.startswith("region_") or has_one_row(func) or rows_of(func) is None:
+            continue
+        found += 1
+        module = ModuleOp([func.clone()])
+        program = launching(func, module)
+        inputs = dict(zip([str(a.name_hint) for a in func.args], arguments_of(func, 7), strict=True))
+        whole = interpreter.run(program, inputs)
+        run_pass(PlanMemory(rows=3), module, context_of(module), None)
+        assert any(tile.rows == 3 for tile in tiles_of(launches_of(program)))
+        for result, value in interpreter.run(program, inputs).items():
+            assert torch.equal(value.view(torch.uint8), whole[result].view(torch.uint8)), f"{name}, {result}"
+    assert found >= 8
 
 
 def test_what_reads_other_rows_is_not_cut(mini6_plan: Path) -> None:
