@@ -3,8 +3,8 @@ mirage#440).
 
 Cause: the last tile of a size that does not divide the rows was never run.
 
-Why this input: every number of rows from 1 to 70 in tiles of 1 to 33 rows, so that each remainder occurs, against torch;
-the same for the tiles in which the index kernel and attention cut their rows is in tests/runtime.
+Why this input: every number of rows from 1 to 70 in tiles of 1 to 33 rows, so that each remainder occurs, against
+torch; the tiles in which the index kernel and attention cut their rows have such tests in tests/runtime.
 """
 
 import pytest

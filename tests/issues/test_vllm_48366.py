@@ -2,8 +2,8 @@
 
 Cause: the running maximum starts at -inf, and -inf minus itself is no number.
 
-Why this input: 640 selections in tiles of 64 keys; the first tile, then all but the last, then all are -1. A row without
-a key gives 0, whatever the sink; a row with one valid key in the last tile gives that key, weighed against the sink.
+Why this input: 640 selections in tiles of 64 keys; the first tile, then all but the last, then all are -1. A row
+without a key gives 0, whatever the sink; a row with one valid key in the last tile gives that key.
 """
 
 import pytest
