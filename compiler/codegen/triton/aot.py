@@ -88,12 +88,14 @@ def compile_kernels(
     Raises:
         CompileError: no tile of some kernel fits its target; the message names kernel, limit and need.
     """
-    results = [_kept(kernel_key(*job), kernel_cache) for job in jobs]
+    # Hashed before anything compiles: a source that is edited meanwhile must not give its name to another's binary.
+    keys = [kernel_key(*job) for job in jobs]
+    results = [_kept(key, kernel_cache) for key in keys]
     missing = [number for number, result in enumerate(results) if result is None]
     refusals = []
     if missing:
         compiled = _Workers(min(workers or os.cpu_count() or 1, len(missing)), kernel_cache).run(
-            [jobs[number] for number in missing]
+            [(keys[number], *jobs[number]) for number in missing]
         )
         for number, result in zip(missing, compiled, strict=True):
             if isinstance(result, Compiled):
@@ -131,7 +133,7 @@ class _Workers:
         self._local = threading.local()
         self._processes: list[subprocess.Popen[str]] = []
 
-    def run(self, jobs: Iterable[tuple[Kernel, GpuTarget]]) -> list[Compiled | str]:
+    def run(self, jobs: Iterable[tuple[str, Kernel, GpuTarget]]) -> list[Compiled | str]:
         """For each job its binary, kept at once, or why there is none."""
         try:
             with ThreadPoolExecutor(self.count) as pool:
@@ -142,8 +144,8 @@ class _Workers:
                 process.stdout.close()  # type: ignore[union-attr]
                 process.wait()
 
-    def _compile(self, job: tuple[Kernel, GpuTarget]) -> Compiled | str:
-        kernel, target = job
+    def _compile(self, job: tuple[str, Kernel, GpuTarget]) -> Compiled | str:
+        key, kernel, target = job
         reply = self._ask(kernel, target)
         if "binary" not in reply:
             return (
@@ -153,7 +155,7 @@ class _Workers:
             )
         compiled = Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})
         if self.kernel_cache is not None:
-            self.kernel_cache.store(kernel_key(kernel, target), json.dumps(compiled.to_json()).encode())
+            self.kernel_cache.store(key, json.dumps(compiled.to_json()).encode())
         return compiled
 
     def _ask(self, kernel: Kernel, target: GpuTarget) -> dict[str, Any]:
