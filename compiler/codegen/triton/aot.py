@@ -21,7 +21,7 @@ from dsv41c.compiler.codegen.triton.families import Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
 from dsv41c.errors import CompileError
 
-__all__ = ["Compiled", "compile_kernel", "compile_kernels", "kernel_key"]
+__all__ = ["Compiled", "compile_kernel", "compile_kernels", "kept", "kernel_key"]
 
 _WORKER = "dsv41c.compiler.codegen.triton.worker"
 _HERE = Path(__file__).parent
@@ -90,7 +90,7 @@ def compile_kernels(
     """
     # Hashed before anything compiles: a source that is edited meanwhile must not give its name to another's binary.
     keys = [kernel_key(*job) for job in jobs]
-    results = [_kept(key, kernel_cache) for key in keys]
+    results = [_load(key, kernel_cache) for key in keys]
     missing = [number for number, result in enumerate(results) if result is None]
     refusals = []
     if missing:
@@ -184,9 +184,14 @@ class _Workers:
         return self._local.process
 
 
-def _kept(key: str, kernel_cache: KernelCache | None) -> Compiled | None:
-    kept = None if kernel_cache is None else kernel_cache.load(key)
-    return None if kept is None else Compiled.from_json(json.loads(kept))
+def kept(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache) -> Compiled | None:
+    """What the cache holds of a kernel for a target, or None."""
+    return _load(kernel_key(kernel, target), kernel_cache)
+
+
+def _load(key: str, kernel_cache: KernelCache | None) -> Compiled | None:
+    data = None if kernel_cache is None else kernel_cache.load(key)
+    return None if data is None else Compiled.from_json(json.loads(data))
 
 
 @cache
