@@ -8,8 +8,9 @@ An op without an entry has none, and runs as a kernel of the runtime on the CPU;
     rotary         cos and sin need an argument reduction that is exact to the largest position
     linears        torch's library uses the CPU's matrix instructions, IREE does not; what stands around is functions
 
-For many rows one more runs there, although it has one:
+For many rows two more run there, although they have one:
 
+    moe                as `experts` and `linears`, whose kernels it joins
     sparse_attention   rows share keys: dequantized once a row instead of once a use
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
@@ -28,9 +30,10 @@ from dsv41c.compiler.trace import trace_definition
 from dsv41c.ir.builder import functions, get_symbols, has_one_row, set_symbols
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.custom import CustomOp, Experts
+from dsv41c.ir.ops.moe import Moe
 from dsv41c.ir.ops.products import Linears
 from dsv41c.ir.types import CacheType, TensorType
-from dsv41c.models import mhc_ops, ops, pack_ops, packed_products, quant
+from dsv41c.models import mhc_ops, moe_ops, ops, pack_ops, packed_products, quant
 from dsv41c.passes.pass_base import PassContext
 from dsv41c.runtime.kernels.scratch import scratch_bytes
 
@@ -42,6 +45,7 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.mhc_site": mhc_ops.mhc_site_definition,
     "dsv41.mhc_enter": mhc_ops.mhc_enter_definition,
     "dsv41.mhc_leave": mhc_ops.mhc_leave_definition,
+    "dsv41.moe": moe_ops.moe_definition,
     "dsv41.linear_fp8": packed_products.linear_fp8_by_rows,
     "dsv41.sinkhorn": ops.sinkhorn_definition,
     "dsv41.select_experts": ops.select_experts_definition,
@@ -56,12 +60,12 @@ ROW_SUMS: Mapping[str, Callable[..., Any]] = {
     "torch.aten.mean.dim": ops.mean_in_chains,
     "torch.aten.sum.dim_IntList": ops.sum_in_chains,
 }
-WHOLE = frozenset({"dsv41.sparse_attention"})
+WHOLE = frozenset({"dsv41.moe", "dsv41.sparse_attention"})
 # Definitions so large that IREE would take most of its time for them, in every region that holds one.
 ALONE = frozenset({"dsv41.sparse_attention"})
 
 # Definitions that hold custom ops: expanded before regions are cut, the inner ones with their regions.
-COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave", "dsv41.pack_rows"})
+COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave", "dsv41.moe", "dsv41.pack_rows"})
 
 
 @dataclass
@@ -101,6 +105,8 @@ class Definitions:
 
     def define_parts(self, op: CustomOp) -> dict[str, FuncOp]:
         """The functions that the runtime's kernel for an op calls, by the attribute of the op that names each."""
+        if isinstance(op, Moe):
+            return self._moe_parts(op)
         if isinstance(op, Linears):
             return self._product_parts(op)
         return self._expert_parts(op) if isinstance(op, Experts) else {}
@@ -120,26 +126,48 @@ class Definitions:
         For one row: `body`, as `ops.expert_definition`. For many: `unpack`, its packed weights to bf16, and `activate`,
         as `ops.expert_activation`; the products stand between them and are the runtime's.
         """
-        (_, dim), dtype = _argument(op.x.type)
-        rows: list[Any] = [(("M", dim), dtype), (("M",), _argument(op.weights.type)[1])]
-        bundles = [_argument(bundle.type) for bundle in (op.w1, op.s1, op.w3, op.s3, op.w2, op.s2)]
-        packed: list[Any] = [(sizes[1:], dtype) for sizes, dtype in bundles]
-        # At most one choice a row falls on an expert, so M has the range of T.
-        symbols = {"M": self.symbols["T"]}
         func = op.parent_op()
         assert isinstance(func, FuncOp)
-        if has_one_row(func):
-            arguments = [*rows, *packed, *op.arguments()]
-            body = self._traced(op.name, packed_products.expert_by_rows, arguments, symbols).clone()
-            set_symbols(body, {"M": (1, 1)})
-            return {"body": body}
-        hidden = (("M", packed[0][0][0]), dtype)
+        if not has_one_row(func):
+            return self._routed_parts(op)
+        (_, dim), dtype = _argument(op.x.type)
+        rows: list[Any] = [(("M", dim), dtype), (("M",), _argument(op.weights.type)[1])]
+        arguments = [*rows, *_packed_expert(op), *op.arguments()]
+        body = self._traced(op.name, packed_products.expert_by_rows, arguments, self._tile_rows()).clone()
+        set_symbols(body, {"M": (1, 1)})
+        return {"body": body}
+
+    def _moe_parts(self, op: Moe) -> dict[str, FuncOp]:
+        """Those of the routed experts for many rows; `unpack_shared` and `activate_shared`, the same for the shared
+        expert; and `epilogue`, as `moe_ops.moe_sum`."""
+        shared = [_argument(value.type) for value in op.operands[-6:]]
+        (inner, dim), dtype = shared[0][0], _argument(op.x.type)[1]
+        hidden: Any = (("M", inner), dtype)
+        sums: list[Any] = [(("M", dim), torch.float32), (("M", dim), dtype)]
         return {
-            "unpack": self._traced("unpack", ops.unpack_expert, packed, symbols).clone(),
-            "activate": self._traced(
-                "activate", ops.expert_activation, [hidden, hidden, rows[1], *op.arguments()], symbols
-            ).clone(),
+            **self._routed_parts(op),
+            "unpack_shared": self._part("unpack_shared", moe_ops.unpack_shared, shared),
+            "activate_shared": self._part(
+                "activate_shared", moe_ops.shared_activation, [hidden, hidden, *op.arguments()]
+            ),
+            "epilogue": self._part("epilogue", moe_ops.moe_sum, sums),
         }
+
+    def _routed_parts(self, op: Experts | Moe) -> dict[str, FuncOp]:
+        packed = _packed_expert(op)
+        hidden = (("M", packed[0][0][0]), _argument(op.x.type)[1])
+        weights = (("M",), _argument(op.weights.type)[1])
+        return {
+            "unpack": self._part("unpack", ops.unpack_expert, packed),
+            "activate": self._part("activate", ops.expert_activation, [hidden, hidden, weights, *op.arguments()]),
+        }
+
+    def _part(self, name: str, function: Callable[..., Any], arguments: list[Any]) -> FuncOp:
+        return self._traced(name, function, arguments, self._tile_rows()).clone()
+
+    def _tile_rows(self) -> Mapping[str, tuple[int, int]]:
+        """The range of M, the rows that a part is given: at most one choice a row falls on an expert."""
+        return {"M": self.symbols["T"]}
 
     def _traced(
         self,
@@ -162,6 +190,12 @@ def _argument(type_: Attribute) -> tuple[tuple[int | str, ...], Any]:
     storage = type_.storage if isinstance(type_, CacheType) else type_
     assert isinstance(storage, TensorType)
     return storage.dims, storage.dtype
+
+
+def _packed_expert(op: Experts | Moe) -> list[Any]:
+    """One routed expert's six weights, as `trace_definition` takes them."""
+    bundles = [_argument(bundle.type) for bundle in (op.w1, op.s1, op.w3, op.s3, op.w2, op.s2)]
+    return [(sizes[1:], dtype) for sizes, dtype in bundles]
 
 
 def context_of(module: ModuleOp) -> PassContext:

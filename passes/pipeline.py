@@ -12,6 +12,7 @@ from dsv41c.passes.expand_definitions import ExpandDefinitions
 from dsv41c.passes.fuse_rows import FuseRows
 from dsv41c.passes.group_csa2 import GroupCsa2
 from dsv41c.passes.hoist_engram import HoistEngram
+from dsv41c.passes.lower_experts import LowerExperts
 from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
 from dsv41c.passes.lower_fp8_window import LowerFp8Window
 from dsv41c.passes.lower_index_k import LowerIndexK
@@ -75,6 +76,9 @@ PHASES: tuple[Phase, ...] = (
             LowerIndexK(store=False),
             # Before what chooses forms, and after what is the same for any number of rows.
             SpecializeRows(),
+            # For many rows only, and while products are those of the network: behind lower-linear, which gives them
+            # another form, the definition matches nothing.
+            LowerExperts(),
             # While products still stand beside the weights that they read.
             LowerLinear(),
             # Products have taken the packed weights, and nobody reads the dequantized ones any more.
@@ -136,6 +140,7 @@ REGISTRY: dict[str, type[Pass]] = {
         FuseRows,
         GroupCsa2,
         HoistEngram,
+        LowerExperts,
         LowerFp4Kv,
         LowerFp8Window,
         LowerIndexK,

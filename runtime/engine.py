@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -17,6 +18,9 @@ from dsv41c.runtime.caches import CachePool
 from dsv41c.runtime.executor_cpu import CpuExecutor
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.preconditions import Preconditions
+from dsv41c.runtime.prefix import PrefixOptions
+from dsv41c.runtime.prefix_cache import PrefixCache
+from dsv41c.runtime.replay import ENCODE_REPLAY, Replay, with_replay
 from dsv41c.runtime.requests import CANCELLED, Completion, Request, TokenEvent
 from dsv41c.runtime.sampling import SamplingParams
 from dsv41c.runtime.scheduler import STEP, Call, Limits, Scheduler
@@ -27,6 +31,8 @@ from dsv41c.runtime.tokenizer import Tokenizer
 __all__ = ["PREFILLS", "STEP", "Completion", "Engine", "Prompt", "TokenEvent"]
 
 PREFILLS = ("exact", "bounded")
+
+_LOG = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -47,6 +53,8 @@ class Engine:
         prefill: "exact" runs all layers on every token of a prompt; "bounded" runs the decoder's layers on the last
             tokens only, as many as a window has, and takes about half the time. It is an approximation that the
             model's authors intend (SPEC 5.4); prompts no longer than a window are exact.
+        prefix: what is kept of prompts and answers, so that prompts with the same beginning need not run it; nothing if
+            absent. An exact engine goes on from kept window states only; a bounded one replays where there is none.
     Raises:
         RequestError: sizes or a prefill that this plan cannot serve.
 
@@ -66,9 +74,12 @@ class Engine:
         row_multiple: int = 1,
         poison: bool = False,
         prefill: str = "exact",
+        prefix: PrefixOptions | None = None,
     ) -> None:
-        self.plan = plan
         self.config = ModelConfig.from_dict(plan.manifest.model)
+        may_replay = prefix is not None and prefill == "bounded"
+        plan = self._replayable(plan) if may_replay else plan
+        self.plan = plan
         self.sizes = Sizes(plan.manifest, self.config, max_sequences, chunk_tokens)
         self.row_multiple = row_multiple
         self.bounded = self._bounded_prefill(prefill)
@@ -81,6 +92,13 @@ class Engine:
         )
         self.executor = CpuExecutor(plan, self.caches.tensors, threads)
         self.scheduler = Scheduler(self._limits())
+        self.replay: Replay | None = None
+        self.prefix: PrefixCache | None = None
+        if prefix is not None:
+            window = self.config.sliding_window
+            may_replay = ENCODE_REPLAY in plan.programs
+            self.replay = Replay(plan.manifest.state, window, self.sizes.page_tokens) if may_replay else None
+            self.prefix = PrefixCache(self.caches, self.preconditions, plan, prefix, window, may_replay)
         self.failure: Exception | None = None
         self._waiting: deque[Request] = deque()
         self._active: list[Request] = []
@@ -255,8 +273,11 @@ class Engine:
         """In order of arrival: a request starts when its whole length has room, so that none ever has to stop."""
         while self._waiting and self.caches.has_room(self._waiting[0].total_tokens):
             request = self._waiting.popleft()
-            request.allotment = self.caches.allot(request.total_tokens)
             request.encodes = self.bounded is not None and self.bounded.applies_to(request.prompt)
+            if self.prefix is not None:
+                self.prefix.start(request)
+            else:
+                request.allotment = self.caches.allot(request.total_tokens)
             self._active.append(request)
 
     def _release(self, request: Request) -> None:
@@ -270,7 +291,7 @@ class Engine:
             return self._finish_prompts([request for request, _ in call.parts])
         pieces = [request.piece(count) for request, count in call.parts]
         outputs = self._run(call.program, [request for request, _ in call.parts], pieces)
-        if call.program == ENCODE:
+        if call.program in (ENCODE, ENCODE_REPLAY):
             self._keep(call, outputs)
             return []
         logits = outputs["logits"]
@@ -280,6 +301,8 @@ class Engine:
             start += len(piece.wanted)
             request.collect(own)
             request.advance(count)
+            if self.prefix is not None:
+                self.prefix.after_call(request, is_whole=True)
             if not request.pending:
                 touched.append(request)
                 self._take(request, own[-1])
@@ -298,6 +321,9 @@ class Engine:
             self.caches.make_writable(piece.allotment, max(piece.context, piece.written_from), end)
         rows = sum(len(piece.tokens) for piece in pieces)
         inputs = step_inputs(pieces, self.sizes.padded(rows, self.row_multiple), self.sizes.lowest("P"))
+        if program == ENCODE_REPLAY:
+            assert self.replay is not None, "only an engine that may replay has requests that replay"
+            inputs |= self.replay.inputs(pieces, inputs)
         outputs = self.executor.run(program, {**inputs, **(extra or {})})
         for request, piece in zip(requests, pieces, strict=True):
             self.preconditions.advance(program, piece, request.held)
@@ -310,6 +336,8 @@ class Engine:
         for request, count in call.parts:
             request.carry = self.bounded.kept(request.carry, outputs, start, count)
             request.advance(count)
+            if self.prefix is not None:
+                self.prefix.after_call(request, is_whole=False)
             start += count
 
     def _finish_prompts(self, requests: Sequence[Request]) -> list[Request]:
@@ -329,6 +357,13 @@ class Engine:
         event = request.take(logits, self.config.eos_token_id)
         if event is not None:
             request.events.append(event)
+
+    def _replayable(self, plan: Plan) -> Plan:
+        try:
+            return with_replay(plan)
+        except PlanError as error:
+            _LOG.warning("prefixes are found only where a window state is kept: %s", error)
+            return plan
 
     def _limits(self) -> Limits:
         tail = self.config.sliding_window

@@ -39,7 +39,7 @@ KERNEL_KINDS = ("iree", "reference")
 BANDS = ("reference", "portable", "tuned")
 # Launch attributes that name a compiled function which the launched kernel calls; `_0`, `_1`, ... behind one where a
 # kernel has several of a role.
-KERNEL_ATTRS = ("body", "unpack", "activate", "prologue", "epilogue")
+KERNEL_ATTRS = ("body", "unpack", "activate", "unpack_shared", "activate_shared", "prologue", "epilogue")
 
 # Element types are spelled as torch-mlir spells them, in manifests and in launch lists.
 ELEMENT_TYPES = {

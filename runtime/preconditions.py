@@ -101,6 +101,17 @@ class Preconditions:
         """Of a new sequence."""
         return Held(len(self.groups))
 
+    def restore(self, held: Held, entries: int, history: Span) -> None:
+        """Notes the state of a prefix whose pages were found and whose look-back ids were written: no windows, no tail.
+
+        Args:
+            held: of the new sequence.
+            entries: tokens of the prefix.
+            history: positions whose ids are there.
+        """
+        spans: dict[str, Span] = {"entries": (0, entries), "history": history}
+        held.spans = [spans.get(group.kind, (0, 0)) for group in self.groups]
+
     def check(self, program: str, piece: Piece, held: Held) -> None:
         """Refuses a forward that would read what is not there.
 

@@ -82,6 +82,9 @@ class Request:
         encodes: its prompt runs as `encode` and `tail`.
         carry: what a bounded prefill keeps for its tail.
         cached_tokens: tokens of the prompt whose state was found.
+        names: of its full pages, as far as they are known; the first `named` pages have theirs.
+        kept: the name of the window state that its new tokens left last.
+        cut: a token of the prompt at which a call ends; 0 for none.
         events: that its caller has not seen yet.
     """
 
@@ -99,6 +102,10 @@ class Request:
     encodes: bool = False
     carry: Carry = field(default_factory=dict)
     cached_tokens: int = 0
+    names: list[bytes] = field(default_factory=list)
+    named: int = 0
+    kept: bytes | None = None
+    cut: int = 0
     tokens: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
@@ -127,6 +134,11 @@ class Request:
     def is_done(self) -> bool:
         # With logits to collect, the last token is fed too, for the row that follows it.
         return self.finished is not None and not (self.params.collect_logits and self.pending)
+
+    def rows_within(self, rows: int) -> int:
+        """How many of its pending tokens the next call takes, of `rows` at most."""
+        rows = min(rows, len(self.pending))
+        return min(rows, self.cut - self.context) if self.context < self.cut else rows
 
     def wanted(self, count: int) -> Sequence[int]:
         """Offsets of the next `count` tokens whose logits are wanted: all if collected, else the last known one."""

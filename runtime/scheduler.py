@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv41c.runtime.bounded import ENCODE, TAIL
+from dsv41c.runtime.replay import ENCODE_REPLAY
 from dsv41c.runtime.requests import Request
 
 STEP = "step"
@@ -70,7 +71,7 @@ class Scheduler:
         rows, logit_rows = self.limits.rows, self.limits.logit_rows
         parts = []
         for request in sorted(requests, key=lambda one: one.in_prompt):
-            count = min(len(request.pending), rows)
+            count = request.rows_within(rows)
             if request.params.collect_logits and request.in_prompt:
                 count = min(count, logit_rows)
             if count == 0 or logit_rows == 0:
@@ -85,4 +86,6 @@ def program_of(request: Request) -> str:
     """The program that takes a request's next tokens."""
     if request.carry and not request.pending:
         return TAIL
-    return ENCODE if request.encodes and request.in_prompt else STEP
+    if not (request.encodes and request.in_prompt):
+        return STEP
+    return ENCODE_REPLAY if request.context < request.written_from else ENCODE

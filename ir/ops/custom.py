@@ -61,6 +61,7 @@ def run_reference(op: Operation, operands: Sequence[Any]) -> list[Any]:
     """Run the torch op that a custom op stands for."""
     # They register torch.ops.dsv41; late, since only the interpreter runs models.
     import dsv41c.models.mhc_ops
+    import dsv41c.models.moe_ops
     import dsv41c.models.ops
     import dsv41c.models.pack_ops
     import dsv41c.models.product_ops  # noqa: F401
@@ -321,7 +322,8 @@ def _rotary_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]
     return [result, result]
 
 
-def _experts_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+def experts_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    """A cost rule: the three products of each chosen expert; only the weights of chosen experts are read."""
     x, ids, weights, *bundle = [shaped(operand) for operand in operands]
     experts, inner = bundle[0].shape[:2]
     rows, chosen = ids.shape
@@ -357,7 +359,7 @@ RULES = [
     _rule(LinearFp8, _product_shape, _product_cost),
     _rule(Sinkhorn, _same_shape("f32"), _sinkhorn_cost),
     _rule(SelectExperts, _select_shape, streaming("f32")),
-    _rule(Experts, _same_shape("f32"), _experts_cost),
+    _rule(Experts, _same_shape("f32"), experts_cost),
     _rule(NgramHash, _hash_shape, streaming("int", 3)),
     _rule(Lookup, _lookup_shape, _lookup_cost),
     _rule(Rotary, _rotary_shape, streaming("f32", 2)),

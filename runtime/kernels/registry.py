@@ -10,6 +10,7 @@ from dsv41c.runtime.kernels import (
     linears,
     load,
     lookup,
+    moe,
     rotary,
     sparse_attention,
     store,
@@ -17,7 +18,7 @@ from dsv41c.runtime.kernels import (
 from dsv41c.runtime.kernels.binding import ReferenceKernel
 
 # Written for the target and measured, where the others are the op's definition.
-_PORTABLE = {"linears": linears.bind, "sparse_attention": sparse_attention.bind}
+_PORTABLE = {"linears": linears.bind, "moe": moe.bind, "sparse_attention": sparse_attention.bind}
 _REFERENCE = {
     "store": store.bind,
     "load": load.bind,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dsv41c.runtime.kernels import index_topk, sparse_attention
+from dsv41c.runtime.kernels import experts, index_topk, sparse_attention
 
 # An operand's sizes; a cache's are those of its buffer, [pages, stride]. None for an absent operand.
 Shapes = Sequence[tuple[int, ...] | None]
@@ -108,13 +108,32 @@ def _sparse_attention(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
 def _experts(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
     (rows, width), chosen = _sizes(shapes, 0), _sizes(shapes, 1)[1]
     inner = _sizes(shapes, 3)[1]
-    weights = 3 * 2 * inner * width
-    if "unpack" not in attrs and "body" not in attrs:
-        weights += _DECODE * inner * width
-    # All rows may choose one expert: its input, gate, up, what they become in fp32, and its output in bf16 and fp32.
-    expert_rows = rows * (8 * width + 24 * inner)
-    order = rows * chosen * 56
-    return weights + expert_rows + order if rows > 1 else chosen * (8 * width + 24 * inner) + weights
+    own = _one_expert(rows, width, inner, "unpack" in attrs or "body" in attrs)
+    return own + _order(rows, chosen) if rows > 1 else own + (chosen - 1) * _expert_row(width, inner)
+
+
+def _moe(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
+    """The routed experts' fp32 sum, and the larger of a routed and the shared expert."""
+    (rows, width), chosen = _sizes(shapes, 0), _sizes(shapes, 1)[1]
+    routed = _one_expert(rows, width, _sizes(shapes, 3)[1], "unpack" in attrs) + _order(rows, chosen)
+    shared = _one_expert(rows, width, _sizes(shapes, 9)[0], "unpack_shared" in attrs)
+    return 4 * rows * width + max(routed, shared)
+
+
+def _one_expert(rows: int, width: int, inner: int, has_parts: bool) -> int:
+    """Its three weights in bf16, and a tile of the rows that chose it: all rows may."""
+    decoding = 0 if has_parts else _DECODE * inner * width
+    return 3 * 2 * inner * width + decoding + min(rows, experts.TILE_ROWS) * _expert_row(width, inner)
+
+
+def _expert_row(width: int, inner: int) -> int:
+    """An expert's input, gate, up, what they become in fp32, and its output in bf16 and fp32."""
+    return 8 * width + 24 * inner
+
+
+def _order(rows: int, chosen: int) -> int:
+    """The choices sorted by expert."""
+    return rows * chosen * 56
 
 
 def _linears(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
@@ -135,4 +154,5 @@ RULES: Mapping[str, Rule] = {
     "sparse_attention": _sparse_attention,
     "experts": _experts,
     "linears": _linears,
+    "moe": _moe,
 }

@@ -152,24 +152,47 @@ def test_values_live_to_their_last_reader() -> None:
     assert transient_peak(chain(), {"T": 10}, scratch_bytes) == Transient(10 * 4 * (2 + 8 + 8 + 2), 0)
 
 
-def test_the_indexer_has_lists_scratch_and_slots() -> None:
+def indexer(rows_: int, k: int, blocks: int) -> FuncOp:
+    """A selection with its lists, the slots of its entries, and a reader of slots and blocks."""
     index = CacheType.of("index", 0, 1, 4, "fp4_e8m0", 32)
     ids, pages = TensorType.of(["T"], "si64"), TensorType.of(["B", "P"], "si64")
     query, weights = TensorType.of(["T", 2, 32], "bf16"), rows(2, "bf16")
     arguments = {"query": query, "weights": weights, "index": index, "pages": pages, "ids": ids}
-    b = FunctionBuilder("step", arguments, {"T": (1, 64), "B": (1, 4), "P": (1, 64), "N": (1, 64)})
+    b = FunctionBuilder("step", arguments, {"T": (1, rows_), "B": (1, 4), "P": (1, 64), "N": (1, 64)})
     q, w, cache, table, i = b.args.values()
-    attrs = {"ratio": 1, "k": 16, "page": 4, "block": 2, "n_blocks": 8}
-    topk, blocks = b.launch("index_topk", [q, w, cache, table, i, i, None], [rows(16, "si64"), rows(8, "si64")], attrs)
-    (slots,) = b.launch("region_0", [topk], [rows(16, "si64")])
-    (y,) = b.launch("region_1", [slots, blocks], [rows(2)])
-    func = b.finish({"y": y})
+    attrs = {"ratio": 1, "k": k, "page": 4, "block": 2, "n_blocks": blocks}
+    lists = [rows(k, "si32"), rows(blocks, "si32")]
+    topk, published = b.launch("index_topk", [q, w, cache, table, i, i, None], lists, attrs)
+    (slots,) = b.launch("region_0", [topk], [rows(k, "si32")])
+    (y,) = b.launch("region_1", [slots, published], [rows(2)])
+    return b.finish({"y": y})
+
+
+def test_the_indexer_has_lists_scratch_and_slots() -> None:
+    func = indexer(64, 16, 8)
     small = {"T": 10, "B": 1, "P": 8, "N": 8}
     found = transient_peak(func, small, scratch_bytes)
-    assert found.indexer_bytes > 10 * 8 * (16 + 8)
+    assert found.indexer_bytes > 10 * 4 * (16 + 8)
     assert found.bytes > found.indexer_bytes + 10 * 2 * 2 * 33
     longer = transient_peak(func, {**small, "P": 64, "N": 64}, scratch_bytes)
     assert longer.indexer_bytes > found.indexer_bytes
+
+
+def test_lists_of_the_largest_chunk_are_four_bytes_an_entry() -> None:
+    """16,384 rows of 512 entries and 2,048 blocks; the context is so short that the lists outweigh the scratch."""
+    sizes = {"T": 16384, "B": 1, "P": 1, "N": 1}
+    found = transient_peak(indexer(16384, 512, 2048), sizes, scratch_bytes)
+    entries, blocks = 16384 * 512 * 4, 16384 * 2048 * 4
+    assert entries + blocks == 160 << 20
+    assert found.indexer_bytes == entries + entries + blocks, "entries, their slots and the blocks at once"
+
+
+def test_the_released_indexer_at_its_largest() -> None:
+    """The goal is 256 MiB; the candidate blocks and one list of entries take 160 MiB, the rest is scratch."""
+    found = {(one["chunk"], one["context"]): one["indexer_bytes"] for one in bill("released")["transient_peak_bytes"]}
+    assert 160 << 20 < found[16384, MILLION] <= 256 << 20
+    assert found[16384, MILLION] - found[16384, 65536] <= 1 << 20, "candidate blocks in a pool, by the context"
+    assert found[1, MILLION] <= 64 << 20
 
 
 def test_transient_bytes_grow_with_chunk_and_context() -> None:

@@ -73,6 +73,15 @@ def test_experts_count_the_chosen_ones(step: FuncOp) -> None:
     assert three.read == 3 * (2 * 64 + 8 * 2 + 4 * 2) + 4 * expert
 
 
+def test_a_moe_counts_its_experts_and_reads_the_shared_weights_once(step: FuncOp) -> None:
+    """As the routed experts, with a bf16 result; the shared expert has 64 inner channels and weights of 64 x 64."""
+    for sizes in (ONE, SIZES):
+        routed, found = cost(step, "dsv41.experts", sizes), cost(step, "dsv41.moe", sizes)
+        assert found.read == routed.read + 3 * (64 * 64 + 2 * 2)
+        assert found.written == 2 * sizes["T"] * 64
+        assert found.flops == {**routed.flops, "fp8_fp8": 3 * 2 * sizes["T"] * 64 * 64}
+
+
 def test_lookup_reads_rows_and_not_the_table(step: FuncOp) -> None:
     assert cost(step, "dsv41.lookup", SIZES) == Cost(8 * 3 * 4 + 3 * 4 * 33, 2 * 3 * 128)
 

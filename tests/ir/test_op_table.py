@@ -10,6 +10,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 import dsv41c.models.mhc_ops
+import dsv41c.models.moe_ops
 import dsv41c.models.ops
 import dsv41c.models.pack_ops
 import dsv41c.models.product_ops  # noqa: F401  they register torch.ops.dsv41

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dsv41c.models import mhc_ops, ops, pack_ops, product_ops, quant
+from dsv41c.models import mhc_ops, moe_ops, ops, pack_ops, product_ops, quant
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -50,6 +50,14 @@ def experts_arguments() -> tuple[Any, ...]:
     (w1, s1), (w3, s3), (w2, s2) = expert_stack(3, 32, 64), expert_stack(3, 32, 64), expert_stack(3, 64, 32)
     weights = normal(5, 2, dtype=torch.float32)
     return normal(5, 64), torch.tensor([[0, 2]] * 4 + [[-1, -1]]), weights, w1, s1, w3, s3, w2, s2, 7.0
+
+
+def moe_arguments() -> tuple[Any, ...]:
+    *routed, limit = experts_arguments()
+    shared: list[Tensor] = []
+    for outputs, inputs in ((96, 64), (96, 64), (64, 96)):
+        shared += [normal(outputs, inputs, dtype=torch.float8_e4m3fn), scales(outputs // 32, inputs // 32)]
+    return *routed, *shared, limit
 
 
 def mhc_arguments(rows: Tensor | None = None) -> dict[str, tuple[Any, ...]]:
@@ -105,6 +113,7 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("sinkhorn", (normal(3, 4, 4, dtype=torch.float32), 3, 1e-6)),
         ("select_experts", (normal(3, 6, dtype=torch.float32), 2)),
         ("experts", experts_arguments()),
+        ("moe", moe_arguments()),
         ("ngram_hash", (below(99, 3, 4), below(999, 4), below(90, 6) + 7, below(900, 6))),
         ("lookup", (normal(9, 64, dtype=torch.float8_e4m3fn), scales(9, 2), below(9, 3, 5))),
         ("rotary", (below(99, 3), normal(8, dtype=torch.float32))),
@@ -151,7 +160,8 @@ def tensors_of(values: Any) -> list[Tensor]:
 
 
 def op_named(name: str) -> Any:
-    return next(getattr(module, name) for module in (ops, mhc_ops, pack_ops, product_ops) if hasattr(module, name))
+    modules = (ops, mhc_ops, moe_ops, pack_ops, product_ops)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:

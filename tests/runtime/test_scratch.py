@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from dsv41c.models import quant
-from dsv41c.runtime.kernels import index_topk, registry, scratch, sparse_attention
+from dsv41c.runtime.kernels import experts, index_topk, registry, scratch, sparse_attention
 from dsv41c.runtime.kernels.binding import LaunchContext, Results
 
 # A rule may promise more than one run takes, for other routings and values, but not another order of magnitude.
@@ -127,22 +127,42 @@ def test_sparse_attention(rows: int, selected: int, monkeypatch: pytest.MonkeyPa
     check("sparse_attention", args, (1, 4), scale=0.1, window_page=32, main_page=64)
 
 
-@pytest.mark.parametrize("rows", [1, 64])
-def test_experts(rows: int) -> None:
-    """All rows choose the same experts."""
-    width, inner, experts, chosen = 256, 128, 4, 2
-    rng = torch.Generator().manual_seed(3)
+def codes(*shape: int) -> Tensor:
+    return torch.randint(0, 120, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
 
-    def codes(*shape: int) -> Tensor:
-        return torch.randint(0, 128, shape, dtype=torch.uint8, generator=rng)
 
-    wide, narrow = (experts, inner, width // 2), (experts, width, inner // 2)
-    wide_scale, narrow_scale = (experts, inner, width // 32), (experts, width, inner // 32)
-    packed = [codes(*s) for s in (wide, wide_scale, wide, wide_scale, narrow, narrow_scale)]
-    x = torch.randn(rows, width, generator=rng).to(torch.bfloat16)
-    ids, weights = torch.tensor([[1, 3]]).expand(rows, chosen).contiguous(), torch.ones(rows, chosen)
-    args: list[Tensor | None] = [x, ids, weights, *packed]
-    check("experts", args, tuple(range(3, 9)), limit=10.0)
+def expert_args(rows: int, width: int, inner: int) -> list[Tensor | None]:
+    """All rows choose the same two of four experts."""
+    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    ids, weights = torch.tensor([[1, 3]]).expand(rows, 2).contiguous(), torch.ones(rows, 2)
+    wide = [codes(4, inner, width // 2), codes(4, inner, width // 32)]
+    return [x, ids, weights, *wide, *wide, codes(4, width, inner // 2), codes(4, width, inner // 32)]
+
+
+@pytest.mark.parametrize("rows", [1, 64, 400])
+def test_experts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "TILE_ROWS", 128)
+    check("experts", expert_args(rows, 256, 128), tuple(range(3, 9)), limit=10.0)
+
+
+@pytest.mark.parametrize(("rows", "inner", "shared"), [(64, 128, 128), (400, 128, 128), (400, 64, 256)])
+def test_moe(rows: int, inner: int, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "TILE_ROWS", 128)
+    wide = [codes(shared, 256).view(torch.float8_e4m3fn), codes(shared // 32, 8)]
+    narrow = [codes(256, shared).view(torch.float8_e4m3fn), codes(8, shared // 32)]
+    args = [*expert_args(rows, 256, inner), *wide, *wide, *narrow]
+    check("moe", args, tuple(range(3, 15)), limit=10.0)
+
+
+def test_a_moe_of_the_released_model_stays_small() -> None:
+    """16,384 rows that may all choose one expert: the fp32 sum of all rows is 320 MiB, all else takes half of it."""
+    d, inner, count, rows, chosen = 5120, 2304, 384, 16384, 6
+    wide, narrow = (inner, d), (d, inner)
+    routed = [(count, n, k // per) for n, k in (wide, wide, narrow) for per in (2, 32)]
+    fp8 = [(n // per, k // per) for n, k in (wide, wide, narrow) for per in (1, 32)]
+    shapes = [(rows, d), (rows, chosen), (rows, chosen), *routed, *fp8]
+    parts = {"unpack": "part_0", "unpack_shared": "part_1"}
+    assert 320 << 20 < scratch.scratch_bytes("moe", shapes, parts) < 500 << 20
 
 
 @pytest.mark.parametrize(("groups", "quantize"), [(1, 0), (1, 1), (4, 0)])

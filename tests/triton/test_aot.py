@@ -7,7 +7,7 @@ import pytest
 
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
 from dsv41c.compiler.codegen.triton import aot, worker
-from dsv41c.compiler.codegen.triton.families import Kernel, Tile
+from dsv41c.compiler.codegen.triton.families import Kernel, Tile, fits
 from dsv41c.compiler.codegen.triton.kernels import cache_rows
 from dsv41c.compiler.codegen.triton.targets import TARGETS, parse_target
 from dsv41c.errors import CompileError
@@ -52,6 +52,12 @@ def test_a_trap_is_no_kernel() -> None:
     assert worker._body_problems("{\n\ttrap;\n}", SM_90) == ["the compiled body stores nothing (it is a trap)"]
     assert worker._body_problems("s_endpgm", GFX942) == ["the compiled body stores nothing (it is empty)"]
     assert worker._body_problems("st.global.b32 [%rd1], %r1;", SM_90) == []
+
+
+def test_tensor_memory_is_limited() -> None:
+    problems = fits(parse_target("cuda:sm_100"), 1024, 576)
+    assert problems == ["576 columns of tensor memory, the limit is 512"]
+    assert fits(parse_target("cuda:sm_100"), 227 * 1024, 512) == []
 
 
 def test_targets() -> None:

@@ -21,7 +21,8 @@ def rows_of(channels: int, seed: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(13, channels, generator=generator) * 2.0 ** torch.randint(-12, 9, (13, 1), generator=generator)
     x[3] = 0
-    x[5] = edge_values()[100 : 100 + channels].clamp(max=1e4)
+    edges = edge_values()[100 : 100 + channels].clamp(-1e4, 1e4)
+    x[5, : edges.numel()] = edges
     return x.bfloat16()
 
 

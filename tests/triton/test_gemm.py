@@ -81,9 +81,15 @@ def test_skinny_rows_of_the_released_width(parts: int) -> None:
 def test_groups() -> None:
     """Two groups of inputs, each with its own outputs, as the output projection has them."""
     x, (w, scale) = activations(5, 2 * 256), fp8_weight(128, 256)
-    y = product(gemm.gemm("groups", "fp8", groups=2), x, bytes_of(w), scale)
+    y = product(gemm.gemm("groups", "fp8", 2, 64), x, bytes_of(w), scale)
     assert (y == ops.linear_fp8(x, w, scale, 2)).float().mean() > 0.99
     assert_rounded(y, ops.linear_definition(x.double(), quant.dequantize_weight(w, scale).double(), 2))
+
+
+def test_no_tile_lies_in_two_groups() -> None:
+    for outputs, widths in ((1024, [128, 64]), (192, [64]), (48, [16])):
+        tiles = gemm.gemm("groups", "fp8", 8, outputs).tiles
+        assert [tile.holes["BLOCK_OUTPUTS"] for tile in tiles] == widths
 
 
 def test_bf16_weight_to_fp32() -> None:

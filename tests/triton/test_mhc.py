@@ -9,7 +9,7 @@ from dsv41c.compiler.codegen.triton.kernels import mhc
 from dsv41c.models import mhc_ops
 from dsv41c.models.hyper_connections import collapse, expand
 
-DIM, TOKENS, SPLIT = 5120, 11, 2
+DIM, TOKENS, SPLIT = 5120, 11, 3
 EPS, NORM_EPS, ITERATIONS = 1e-6, 1e-20, 20
 # fp32 products of 20480 channels, relative to a mix: the reference adds in fp64, the kernel tile by tile.
 MIXES_RELATIVE = 5e-6

@@ -98,7 +98,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 )
 def test_equals_the_reference(heads: int, channels: int, window: int, selected: int, fp8_casts: bool) -> None:
     case = Case(heads, channels, window, selected)
-    ours = case.run(fp8_casts=fp8_casts)
+    ours = case.run(fp8_casts=fp8_casts, tile=0 if fp8_casts else -1)  # the last tile reads queries again
     assert_close(ours, case.expected())
     assert ours[0].count_nonzero() == 0
     assert ours[2].count_nonzero() > 0

@@ -21,7 +21,7 @@ from dsv41c.compiler.codegen.triton.families import Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
 from dsv41c.errors import CompileError
 
-__all__ = ["Compiled", "compile_kernel", "compile_kernels", "kernel_key"]
+__all__ = ["Compiled", "compile_kernel", "compile_kernels", "kept", "kernel_key"]
 
 _WORKER = "dsv41c.compiler.codegen.triton.worker"
 _HERE = Path(__file__).parent
@@ -88,12 +88,14 @@ def compile_kernels(
     Raises:
         CompileError: no tile of some kernel fits its target; the message names kernel, limit and need.
     """
-    results = [_kept(kernel_key(*job), kernel_cache) for job in jobs]
+    # Hashed before anything compiles: a source that is edited meanwhile must not give its name to another's binary.
+    keys = [kernel_key(*job) for job in jobs]
+    results = [_load(key, kernel_cache) for key in keys]
     missing = [number for number, result in enumerate(results) if result is None]
     refusals = []
     if missing:
         compiled = _Workers(min(workers or os.cpu_count() or 1, len(missing)), kernel_cache).run(
-            [jobs[number] for number in missing]
+            [(keys[number], *jobs[number]) for number in missing]
         )
         for number, result in zip(missing, compiled, strict=True):
             if isinstance(result, Compiled):
@@ -131,7 +133,7 @@ class _Workers:
         self._local = threading.local()
         self._processes: list[subprocess.Popen[str]] = []
 
-    def run(self, jobs: Iterable[tuple[Kernel, GpuTarget]]) -> list[Compiled | str]:
+    def run(self, jobs: Iterable[tuple[str, Kernel, GpuTarget]]) -> list[Compiled | str]:
         """For each job its binary, kept at once, or why there is none."""
         try:
             with ThreadPoolExecutor(self.count) as pool:
@@ -142,8 +144,8 @@ class _Workers:
                 process.stdout.close()  # type: ignore[union-attr]
                 process.wait()
 
-    def _compile(self, job: tuple[Kernel, GpuTarget]) -> Compiled | str:
-        kernel, target = job
+    def _compile(self, job: tuple[str, Kernel, GpuTarget]) -> Compiled | str:
+        key, kernel, target = job
         reply = self._ask(kernel, target)
         if "binary" not in reply:
             return (
@@ -153,7 +155,7 @@ class _Workers:
             )
         compiled = Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})
         if self.kernel_cache is not None:
-            self.kernel_cache.store(kernel_key(kernel, target), json.dumps(compiled.to_json()).encode())
+            self.kernel_cache.store(key, json.dumps(compiled.to_json()).encode())
         return compiled
 
     def _ask(self, kernel: Kernel, target: GpuTarget) -> dict[str, Any]:
@@ -182,9 +184,14 @@ class _Workers:
         return self._local.process
 
 
-def _kept(key: str, kernel_cache: KernelCache | None) -> Compiled | None:
-    kept = None if kernel_cache is None else kernel_cache.load(key)
-    return None if kept is None else Compiled.from_json(json.loads(kept))
+def kept(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache) -> Compiled | None:
+    """What the cache holds of a kernel for a target, or None."""
+    return _load(kernel_key(kernel, target), kernel_cache)
+
+
+def _load(key: str, kernel_cache: KernelCache | None) -> Compiled | None:
+    data = None if kernel_cache is None else kernel_cache.load(key)
+    return None if data is None else Compiled.from_json(json.loads(data))
 
 
 @cache

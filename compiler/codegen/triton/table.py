@@ -3,7 +3,7 @@
     python -m dsv41c.compiler.codegen.triton.table CONFIG PAGE [TARGET ...]
 
 compiles all kernels of the config for the targets (all of them by default) through the kernel cache, in processes over
-the cores, and writes the page.
+the cores, and writes the page: for every target, with what the cache holds.
 """
 
 import sys
@@ -27,8 +27,8 @@ Written by `python -m dsv41c.compiler.codegen.triton.table CONFIG PAGE`; do not 
 
 Every kernel of the released config, compiled ahead of time by Triton {triton} for every GPU target. A cell holds
 registers of a thread / KiB of shared memory of a program; `+n` are bytes that a thread spills, `t` says that the
-kernel's first tile did not fit or spilled and another one stands there, `-` that no tile compiles. For CUDA the numbers
-are those of `cuobjdump`, for HIP those of the assembly; none of it ran on a GPU for this page.
+kernel's first tile did not fit or spilled and another one stands there, `-` that it was not compiled for this page. For
+CUDA the numbers are those of `cuobjdump`, for HIP those of the assembly; nothing ran on a GPU for this page.
 
 Limits of shared memory in KiB: {limits}.
 
@@ -39,7 +39,7 @@ complete.
 
 
 def kernel_page(config: ModelConfig, targets: Sequence[GpuTarget], kernel_cache: KernelCache) -> str:
-    """The page of a model's kernels for some targets."""
+    """The page of a model's kernels for some targets, from what the cache holds."""
     kernels = kernels_of(config)
     cells = {target.name: [_cell(kernel, target, kernel_cache) for kernel in kernels] for target in targets}
     header = _line(("kernel", *(target.name.partition(":")[2] for target in targets)))
@@ -58,10 +58,8 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cell(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache) -> str:
-    try:
-        one = aot.compile_kernel(kernel, target, kernel_cache)
-    except CompileError as error:
-        print(error, file=sys.stderr)
+    one = aot.kept(kernel, target, kernel_cache)
+    if one is None:
         return "-"
     spills = f"+{one.spill_bytes}" if one.spill_bytes else ""
     first = next(number for number, tile in enumerate(kernel.tiles) if target.backend in tile.backends)
@@ -84,9 +82,8 @@ def main(arguments: Sequence[str]) -> None:
     """Writes the page; the arguments are those of the module's command line."""
     source, page, *names = arguments
     config, kernel_cache = ModelConfig.from_json(source), KernelCache.default()
-    targets = [parse_target(name) for name in names] or list(TARGETS.values())
-    _compile_all(config, targets, kernel_cache)
-    Path(page).write_text(kernel_page(config, targets, kernel_cache))
+    _compile_all(config, [parse_target(name) for name in names] or list(TARGETS.values()), kernel_cache)
+    Path(page).write_text(kernel_page(config, list(TARGETS.values()), kernel_cache))
 
 
 if __name__ == "__main__":

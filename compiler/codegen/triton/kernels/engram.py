@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 
 from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
-from dsv41c.compiler.codegen.triton.kernels.experts import fake_quantize_e4m3
-from dsv41c.compiler.codegen.triton.kernels.formats import decode_e4m3, decode_ue8m0
+from dsv41c.compiler.codegen.triton.kernels.formats import decode_e4m3, decode_ue8m0, fake_quantize_e4m3
 from dsv41c.compiler.codegen.triton.kernels.rows import inverse_root, sum_in_chains
 
 if TYPE_CHECKING:

@@ -18,13 +18,8 @@ import triton
 import triton.language as tl
 
 from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
-from dsv41c.compiler.codegen.triton.kernels.formats import (
-    clamp_e4m3,
-    decode_e4m3,
-    e4m3_group_exponent,
-    encode_e4m3,
-    power_of_two,
-)
+from dsv41c.compiler.codegen.triton.kernels.activations import swiglu
+from dsv41c.compiler.codegen.triton.kernels.formats import fake_quantize_e4m3
 from dsv41c.compiler.codegen.triton.kernels.gemm import input_tile, weight_tile
 
 if TYPE_CHECKING:
@@ -106,10 +101,9 @@ def experts_up_kernel(
             up = tl.dot(x, tl.trans(w3), up)
 
         # --- SwiGLU and the routing weight
-        gate = tl.minimum(gate.to(tl.bfloat16).to(tl.float32), limit)
-        up = tl.minimum(tl.maximum(up.to(tl.bfloat16).to(tl.float32), -limit), limit)
         weight = tl.load(weights_ptr + pair, mask=inside, other=0.0)
-        hidden = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up * weight[:, None]
+        hidden = swiglu(gate.to(tl.bfloat16).to(tl.float32), up.to(tl.bfloat16).to(tl.float32), limit)
+        hidden = hidden * weight[:, None]
 
         # --- quantization
         hidden = fake_quantize_e4m3(hidden.to(tl.bfloat16), BLOCK_ROWS, BLOCK_OUTPUTS, FP8_CASTS)
@@ -171,16 +165,6 @@ def combine_kernel(
     for step in tl.static_range(CHOICES):
         total += tl.sum(tl.where((valid & (turn == step))[:, None], y, 0.0), axis=0)
     tl.store(total_ptr + row * D + channel, total, mask=channel < D)
-
-
-@triton.jit
-def fake_quantize_e4m3(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FP8_CASTS: tl.constexpr):
-    """bf16 to the bf16 values that its fp8 form holds, in groups of 32 columns (SPEC 2.3)."""
-    groups = tl.reshape(x.to(tl.float32), (ROWS, COLUMNS // _GROUP, _GROUP))
-    exponent = e4m3_group_exponent(tl.max(tl.abs(groups), axis=2))[:, :, None]
-    codes = encode_e4m3(clamp_e4m3(groups * power_of_two(254 - exponent)), FP8_CASTS)
-    values = decode_e4m3(codes, FP8_CASTS) * power_of_two(exponent)
-    return tl.reshape(values, (ROWS, COLUMNS)).to(tl.bfloat16)
 
 
 _LISTS = dict.fromkeys(("starts_ptr", "counts_ptr", "order_ptr"), "*i32")

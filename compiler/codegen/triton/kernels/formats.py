@@ -20,6 +20,7 @@ _E2M1_MAX = tl.constexpr(6.0)
 _ONE_BY_6 = tl.constexpr(1.0 / 6.0)
 _E2M1_POWER_FLOOR = tl.constexpr(6.0 * 2.0**-126)
 _E2M1_E4M3_FLOOR = tl.constexpr(6.0 * 2.0**-9)
+_GROUP = tl.constexpr(32)  # channels that share one power-of-two scale
 
 
 @triton.jit
@@ -113,3 +114,22 @@ def e2m1_group_scale(amax, FP8_CASTS: tl.constexpr):
     """The e4m3 scale byte of FP4 groups with e4m3 scales (SPEC 2.4 b)."""
     ratio = tl.div_rn(tl.maximum(amax, _E2M1_E4M3_FLOOR), tl.full(amax.shape, _E2M1_MAX, tl.float32))
     return encode_e4m3(tl.minimum(ratio, _E4M3_MAX), FP8_CASTS)
+
+
+@triton.jit
+def fake_quantize_e4m3(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FP8_CASTS: tl.constexpr):
+    """bf16 to the bf16 values that its fp8 form holds, in groups of 32 columns (SPEC 2.3)."""
+    groups = tl.reshape(x.to(tl.float32), (ROWS, COLUMNS // _GROUP, _GROUP))
+    exponent = e4m3_group_exponent(tl.max(tl.abs(groups), axis=2))[:, :, None]
+    codes = encode_e4m3(clamp_e4m3(groups * power_of_two(254 - exponent)), FP8_CASTS)
+    values = decode_e4m3(codes, FP8_CASTS) * power_of_two(exponent)
+    return tl.reshape(values, (ROWS, COLUMNS)).to(tl.bfloat16)
+
+
+@triton.jit
+def fake_quantize_e2m1(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """bf16 to the bf16 values of its FP4 form with power-of-two scales, in groups of 32 columns (SPEC 2.4 a)."""
+    groups = tl.reshape(x.to(tl.float32), (ROWS, COLUMNS // _GROUP, _GROUP))
+    exponent = e2m1_group_exponent(tl.max(tl.abs(groups), axis=2))[:, :, None]
+    values = decode_e2m1(encode_e2m1(groups * power_of_two(254 - exponent))) * power_of_two(exponent)
+    return tl.reshape(values, (ROWS, COLUMNS)).to(tl.bfloat16)

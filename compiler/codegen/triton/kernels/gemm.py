@@ -9,6 +9,7 @@ units of any target: the products are the reference's, sums are fp32, and there 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import triton
@@ -143,16 +144,31 @@ _SKINNY = (
 )
 
 
-def gemm(name: str, form: str, groups: int = 1, skinny: bool = False, result: str = "bf16") -> Kernel:
-    """A product with weights of a format; skinny ones take few rows and leave fp32 parts of the inputs behind."""
+def gemm(
+    name: str, form: str, groups: int = 1, group_outputs: int = 0, skinny: bool = False, result: str = "bf16"
+) -> Kernel:
+    """A product with weights of a format; skinny ones take few rows and leave fp32 parts of the inputs behind.
+
+    Args:
+        group_outputs: outputs of a group, where there is more than one: no tile may lie in two groups.
+    """
     weight = "*bf16" if form == "bf16" else "*u8"
     arguments = {"x_ptr": "*bf16", "w_ptr": weight, "scale_ptr": "*u8", "y_ptr": f"*{'fp32' if skinny else result}"}
     holes: dict[str, Hole] = {"FORMAT": form, "GROUPS": groups, "IN_PARTS": skinny, "FP8_CASTS": True}
     tiles = _SKINNY if skinny else _TILED
+    if groups > 1:
+        tiles = _tiles_within(tiles, group_outputs)
     multiples = ("n_inputs", "n_outputs")
     return Kernel(
         name, "gemm", "gemm_kernel", {**arguments, **_SIZES}, holes, tiles, _GRID, fp_fusion=True, multiples=multiples
     )
+
+
+def _tiles_within(tiles: tuple[Tile, ...], outputs: int) -> tuple[Tile, ...]:
+    """The tiles that divide a group's outputs; narrower ones where none does."""
+    whole = tuple(tile for tile in tiles if outputs % int(tile.holes["BLOCK_OUTPUTS"]) == 0)
+    widest = outputs & -outputs
+    return whole or tuple(replace(tile, holes={**tile.holes, "BLOCK_OUTPUTS": widest}) for tile in tiles[-1:])
 
 
 def sum_parts(name: str, result: str = "bf16") -> Kernel:
@@ -168,7 +184,7 @@ def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
     made = []
     for form in ("fp8", "fp4", "bf16"):
         made += [gemm(f"gemm_{form}_tiled", form), gemm(f"gemm_{form}_skinny", form, skinny=True)]
-    made += [gemm("gemm_fp8_groups_tiled", "fp8", config.o_groups)]
-    made += [gemm("gemm_fp8_groups_skinny", "fp8", config.o_groups, skinny=True)]
-    made += [gemm("gemm_bf16_fp32_tiled", "bf16", result="fp32")]
+    groups = (config.o_groups, config.o_lora_rank)
+    made += [gemm("gemm_fp8_groups_tiled", "fp8", *groups), gemm("gemm_fp8_groups_skinny", "fp8", *groups, skinny=True)]
+    made.append(gemm("gemm_bf16_fp32_tiled", "bf16", result="fp32"))
     return (*made, sum_parts("sum_parts"), sum_parts("sum_parts_fp32", "fp32"))

@@ -237,14 +237,15 @@ def scores(
 
     Args:
         ratio: tokens an entry. index: rows and bytes a page. block: entries a candidate block.
-        rows: rows a program; those of one sequence share the keys that it decodes.
+        rows: rows a program where a target has room; those of one sequence share the keys that it decodes.
         pool: score the entries of candidate blocks, one row a program. publish: give the best score of each block too.
     """
     # Matrix units take no fewer than 16 rows.
     padded = max(16, 1 << (heads - 1).bit_length())
     holes: dict[str, Hole] = {"HEADS": heads, "PADDED_HEADS": padded, "D": channels, "RATIO": ratio, "BLOCK": block}
-    holes |= {"PAGE": index[0], "STRIDE": index[1], "ROWS": rows, "POOL": pool, "PUBLISH": publish}
-    tiles = tuple(Tile({"KEYS": keys, "ENTRIES": 512}, stages=1) for keys in (64, 32))
+    holes |= {"PAGE": index[0], "STRIDE": index[1], "POOL": pool, "PUBLISH": publish}
+    cuts = [(rows, 64), (rows, 32), *([(1, 32)] if rows > 1 else [])]
+    tiles = tuple(Tile({"ROWS": together, "KEYS": keys, "ENTRIES": 512}, stages=1) for together, keys in cuts)
     grid = (("n_rows", "ROWS"), ("n_entries", "ENTRIES"))
     return Kernel(name, "indexer", "index_scores_kernel", _SCORES, holes, tiles, grid, unaligned=_BY_ROW)
 

@@ -122,12 +122,13 @@ def mhc_finish_kernel(
     PADDED: tl.constexpr,
     ITERATIONS: tl.constexpr,
     SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Partial products to pre, post fp32 [n_rows, 4] and comb fp32 [n_rows, 4, 4]; x to its norm, bf16 [n_rows, D].
 
     base fp32 [24], scale fp32 [3], weight bf16 [D]. eps: of Sinkhorn; mix_eps, norm_eps: added to the mean squares.
-    PADDED: the power of two from D on.
+    PADDED, PARTS: the powers of two from D and SPLIT on.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < n_rows
@@ -135,12 +136,12 @@ def mhc_finish_kernel(
 
     # --- the predictor's statistic scales its products, not the streams
     stride = n_rows.to(tl.int64) * _WIDTH
-    squares = _sum_parts(parts_ptr + address * _WIDTH + _MIXES, stride, inside, SPLIT)
+    squares = _sum_parts(parts_ptr + address * _WIDTH + _MIXES, stride, inside, SPLIT, PARTS)
     factor = inverse_root(squares, _N * D, mix_eps)
 
     # --- pre and post
     vector = tl.arange(0, 2 * _N)[None, :]
-    products = _sum_parts(parts_ptr + address[:, None] * _WIDTH + vector, stride, inside[:, None], SPLIT)
+    products = _sum_parts(parts_ptr + address[:, None] * _WIDTH + vector, stride, inside[:, None], SPLIT, PARTS)
     mixed = products * factor[:, None] * tl.load(scale_ptr + vector // _N) + tl.load(base_ptr + vector)
     gate = tl.div_rn(tl.full(mixed.shape, 1.0, tl.float32), 1.0 + tl.exp(-mixed))
     is_pre = vector < _N
@@ -152,7 +153,7 @@ def mhc_finish_kernel(
     entry = tl.arange(0, _N)[:, None] * _N + tl.arange(0, _N)[None, :]
     entry = entry[None, :, :]
     wanted = inside[:, None, None]
-    products = _sum_parts(parts_ptr + address[:, None, None] * _WIDTH + 2 * _N + entry, stride, wanted, SPLIT)
+    products = _sum_parts(parts_ptr + address[:, None, None] * _WIDTH + 2 * _N + entry, stride, wanted, SPLIT, PARTS)
     mixed = products * factor[:, None, None] * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * _N + entry)
     comb = sinkhorn(mixed, eps, ITERATIONS)
     tl.store(comb_ptr + address[:, None, None] * (_N * _N) + entry, comb, mask=wanted)
@@ -277,12 +278,12 @@ def _project(h, fn_ptr, channel, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _sum_parts(pointer, stride, wanted, SPLIT: tl.constexpr):
-    """The sum over the splits, in fp64, as fp32."""
-    total = tl.load(pointer, mask=wanted, other=0.0).to(tl.float64)
-    for split in range(1, SPLIT):
-        total += tl.load(pointer + split * stride, mask=wanted, other=0.0).to(tl.float64)
-    return total.to(tl.float32)
+def _sum_parts(pointer, stride, wanted, SPLIT: tl.constexpr, PARTS: tl.constexpr):
+    """The sum over the splits, in fp64, as fp32; all are loaded at once, since a loop would wait for each."""
+    split = tl.arange(0, PARTS)
+    at = tl.expand_dims(pointer, -1) + split * stride
+    parts = tl.load(at, mask=tl.expand_dims(wanted, -1) & (split < SPLIT), other=0.0)
+    return tl.sum(parts.to(tl.float64), axis=-1).to(tl.float32)
 
 
 @triton.jit
@@ -310,7 +311,7 @@ _FINISH_ARGUMENTS = {
 }
 _LEAVE_ARGUMENTS = {**_SITE, "weight_ptr": "*bf16", "rows_ptr": "*i64", "out_ptr": "*bf16", "n_rows": "i32"}
 # Few rows leave most of a GPU without work unless the channels are split; many rows need no split.
-SPLITS = {"few": 20, "many": 1}
+SPLITS = {"few": 80, "many": 1}
 
 
 def site(name: str, dim: int, expands: bool, split: int) -> Kernel:
@@ -324,7 +325,8 @@ def site(name: str, dim: int, expands: bool, split: int) -> Kernel:
 
 def finish(name: str, dim: int, iterations: int, split: int) -> Kernel:
     """The mixes and the norm after a `site` with the same split."""
-    holes = {"D": dim, "PADDED": triton.next_power_of_2(dim), "ITERATIONS": iterations, "SPLIT": split}
+    holes = {"D": dim, "PADDED": triton.next_power_of_2(dim), "ITERATIONS": iterations}
+    holes |= {"SPLIT": split, "PARTS": triton.next_power_of_2(split)}
     tiles = (Tile({"ROWS": 1}, warps=8),)
     return Kernel(name, "mhc", "mhc_finish_kernel", _FINISH_ARGUMENTS, holes, tiles, (("n_rows", "ROWS"),))
 

@@ -53,6 +53,7 @@ def attend_kernel(
     SPLIT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     CHUNKS: tl.constexpr,
+    HELD: tl.constexpr,
     FP8_CASTS: tl.constexpr,
 ):
     """query bf16 [n_rows, HEADS, D] to out: bf16 of its shape, or fp32 [n_rows, n_splits, HEADS, D] where SPLIT.
@@ -60,6 +61,7 @@ def attend_kernel(
     window, fresh, window_index [n_rows, WINDOW], main, main_slots [n_rows, SELECTED], sink: as in the reference, D a
     power of two. Without SELECTED keys, main and main_slots are read by nobody; without SPLIT, n_splits is 1 and
     maximum and total, both fp32 [n_rows, n_splits, HEADS], are written by nobody; with SPLIT, sink is read by nobody.
+    HELD: queries are read once and kept, else they are read again for every tile, which takes fewer registers.
     """
     WIDTH: tl.constexpr = D // CHUNKS
     WHOLE: tl.constexpr = WINDOW // _TILE
@@ -78,7 +80,8 @@ def attend_kernel(
     query = query_ptr + (row * HEADS + head)[:, None] * D + tl.arange(0, WIDTH)[None, :]
     queries, outs = tl.tuple([]), tl.tuple([])
     for chunk in tl.static_range(CHUNKS):
-        queries += (tl.load(query + chunk * WIDTH, mask=is_head[:, None], other=0.0),)
+        if HELD:
+            queries += (tl.load(query + chunk * WIDTH, mask=is_head[:, None], other=0.0),)
         outs += (tl.zeros((BLOCK_HEADS, WIDTH), tl.float32),)
     maximum = tl.full((BLOCK_HEADS,), _MASKED, tl.float32)
     total = tl.zeros((BLOCK_HEADS,), tl.float32)
@@ -89,21 +92,24 @@ def attend_kernel(
             _WINDOW, row, tile, window_ptr, fresh_ptr, window_index_ptr, main_ptr, main_slots_ptr,
             D, WINDOW, WINDOW_PAGE, WINDOW_STRIDE, SELECTED, MAIN_PAGE, MAIN_STRIDE, CHUNKS, FP8_CASTS,
         )  # fmt: skip
-        outs, maximum, total = _attend(queries, keys, valid, outs, maximum, total, SCALE, CHUNKS)
+        read = is_head & (tile < last)
+        outs, maximum, total = _attend(queries, query, read, keys, valid, outs, maximum, total, SCALE, CHUNKS, HELD)
     if WHOLE < FIRST_MAIN:
         for tile in range(tl.maximum(first, WHOLE), tl.minimum(last, FIRST_MAIN)):
             keys, valid = _keys(
                 _BOTH, row, tile, window_ptr, fresh_ptr, window_index_ptr, main_ptr, main_slots_ptr,
                 D, WINDOW, WINDOW_PAGE, WINDOW_STRIDE, SELECTED, MAIN_PAGE, MAIN_STRIDE, CHUNKS, FP8_CASTS,
             )  # fmt: skip
-            outs, maximum, total = _attend(queries, keys, valid, outs, maximum, total, SCALE, CHUNKS)
+            read = is_head & (tile < last)
+            outs, maximum, total = _attend(queries, query, read, keys, valid, outs, maximum, total, SCALE, CHUNKS, HELD)
     if FIRST_MAIN < TILES:
         for tile in range(tl.maximum(first, FIRST_MAIN), last):
             keys, valid = _keys(
                 _MAIN, row, tile, window_ptr, fresh_ptr, window_index_ptr, main_ptr, main_slots_ptr,
                 D, WINDOW, WINDOW_PAGE, WINDOW_STRIDE, SELECTED, MAIN_PAGE, MAIN_STRIDE, CHUNKS, FP8_CASTS,
             )  # fmt: skip
-            outs, maximum, total = _attend(queries, keys, valid, outs, maximum, total, SCALE, CHUNKS)
+            read = is_head & (tile < last)
+            outs, maximum, total = _attend(queries, query, read, keys, valid, outs, maximum, total, SCALE, CHUNKS, HELD)
 
     # --- the sink, or what `combine` needs
     part = (row * n_splits + split) * HEADS + head
@@ -229,11 +235,29 @@ def _window_rows(window_ptr, fresh_ptr, index, D: tl.constexpr, PAGE: tl.constex
 
 
 @triton.jit
-def _attend(queries, keys, valid, outs, maximum, total, SCALE: tl.constexpr, CHUNKS: tl.constexpr):
-    """One tile of the online softmax: new outs, maximum and total."""
-    logits = tl.dot(queries[0], tl.trans(keys[0]))
-    for chunk in tl.static_range(1, CHUNKS):
-        logits = tl.dot(queries[chunk], tl.trans(keys[chunk]), logits)
+def _attend(
+    queries,
+    query,
+    read,
+    keys,
+    valid,
+    outs,
+    maximum,
+    total,
+    SCALE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    HELD: tl.constexpr,
+):
+    """One tile of the online softmax: new outs, maximum and total.
+
+    Where queries are not HELD, `read` says which heads there are in terms of the tile: of a mask that is the same for
+    every tile, a compiler makes a load before the loop.
+    """
+    WIDTH: tl.constexpr = keys[0].shape[1]
+    logits = tl.zeros((query.shape[0], _TILE), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        part = queries[chunk] if HELD else tl.load(query + chunk * WIDTH, mask=read[:, None], other=0.0)
+        logits = tl.dot(part, tl.trans(keys[chunk]), logits)
     logits = tl.where(valid[None, :], logits * SCALE, _MASKED)
     higher = tl.maximum(maximum, tl.max(logits, axis=1))
     # A masked logit must weigh nothing even while the maximum is still the seed, where exp(0) would be 1.
@@ -309,9 +333,11 @@ def combine(name: str, heads: int, channels: int) -> Kernel:
 
 def _tiles(heads: int, channels: int) -> tuple[Tile, ...]:
     """Blocks of heads as large as there are heads for, and never under 16: matrix units take no fewer rows."""
-    holes = [{"BLOCK_HEADS": block, "CHUNKS": max(1, channels // _CHUNK)} for block in (32, 16)]
-    cuda = [Tile(block, warps=8, stages=1, backends=("cuda",)) for block in holes]
-    return (*cuda[heads < 32 :], Tile(holes[-1], warps=4, stages=1, backends=("hip",)))
+    chunks = max(1, channels // _CHUNK)
+    held = [{"BLOCK_HEADS": block, "CHUNKS": chunks, "HELD": True} for block in (32, 16)]
+    cuda = [Tile(holes, warps=8, stages=1, backends=("cuda",)) for holes in held]
+    again = {"BLOCK_HEADS": 16, "CHUNKS": max(1, chunks // 2), "HELD": False}
+    return (*cuda[heads < 32 :], Tile(again, warps=4, stages=1, backends=("hip",)))
 
 
 def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
@@ -329,7 +355,8 @@ def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
     for page, stride in sorted(mains):
         variants[f"main_{page}"] = (width, (config.index_topk, page, stride))
     for variant, (keys, main) in variants.items():
-        for split in (False, True):
-            name = f"attend_{variant}{'_split' if split else ''}"
+        # The window alone is too few keys to share out.
+        for split in (False, True) if main[0] else (False,):
+            name = f"attend_{variant}{'_split' * split}"
             made[name] = attend(name, heads, channels, (keys, ring.page, ring.page_width), main, split)
     return tuple(made.values())

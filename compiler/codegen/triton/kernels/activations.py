@@ -1,0 +1,153 @@
+"""Rows between two products: norm, rotation, SwiGLU, and the values that quantization leaves (SPEC 2.1-2.6, 6.2).
+
+    norm_rows      RMS norm and fp8 activation quantization; both results, or one of them
+    rotate_rows    RoPE of heads, or its inverse, and for index queries FP4 quantization
+    swiglu_rows    the shared expert's activation, quantized for its down projection
+
+A quantized row is bf16: the values that its fp8 or FP4 form holds, which is what the products take.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
+from dsv41c.compiler.codegen.triton.kernels.formats import fake_quantize_e2m1, fake_quantize_e4m3
+from dsv41c.compiler.codegen.triton.kernels.rows import inverse_root, rotate_pairs, sum_in_chains
+
+if TYPE_CHECKING:
+    from dsv41c.models.config import ModelConfig
+
+
+@triton.jit
+def norm_rows_kernel(
+    x_ptr,
+    weight_ptr,
+    normalized_ptr,
+    quantized_ptr,
+    n_rows,
+    eps,
+    D: tl.constexpr,
+    PADDED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ROWS: tl.constexpr,
+    FP8_CASTS: tl.constexpr,
+):
+    """x bf16 [n_rows, D] to its norm and that norm's fp8 values, bf16 [n_rows, D]; weight bf16 [D].
+
+    Without HAS_NORM only `quantized` is written, from x as it is. PADDED: the power of two from D on.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, PADDED)[None, :]
+    wanted = (row < n_rows)[:, None] & (channel < D)
+    at = row.to(tl.int64)[:, None] * D + channel
+    x = tl.load(x_ptr + at, mask=wanted, other=0.0)
+    if HAS_NORM:
+        wide = x.to(tl.float32)
+        factor = inverse_root(sum_in_chains(wide * wide, ROWS, PADDED), D, eps)
+        weight = tl.load(weight_ptr + channel, mask=channel < D, other=0.0).to(tl.float32)
+        x = (weight * (wide * factor[:, None])).to(tl.bfloat16)
+        tl.store(normalized_ptr + at, x, mask=wanted)
+    tl.store(quantized_ptr + at, fake_quantize_e4m3(x, ROWS, PADDED, FP8_CASTS), mask=wanted)
+
+
+@triton.jit
+def rotate_rows_kernel(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    y_ptr,
+    n_rows,
+    n_heads,
+    D: tl.constexpr,
+    ROTATED: tl.constexpr,
+    INVERSE: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The last ROTATED channels of x bf16 [n_rows, D] turn; row r is head r % n_heads of token r // n_heads.
+
+    cos, sin fp32 [tokens, ROTATED / 2]; INVERSE turns back. QUANTIZE: y holds the FP4 values of what was turned.
+    """
+    PAIRS: tl.constexpr = D // 2
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = (row < n_rows)[:, None]
+    at = row.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    turned = (tl.arange(0, PAIRS) - (PAIRS - ROTATED // 2))[None, :]
+    angle = (row // n_heads).to(tl.int64)[:, None] * (ROTATED // 2) + turned
+    cos = tl.load(cos_ptr + angle, mask=inside & (turned >= 0), other=1.0)
+    sin = tl.load(sin_ptr + angle, mask=inside & (turned >= 0), other=0.0)
+    if INVERSE:
+        sin = -sin
+    even, odd = tl.split(tl.reshape(x, (ROWS, PAIRS, 2)))
+    even, odd = rotate_pairs(even, odd, cos, sin, turned >= 0)
+    y = tl.reshape(tl.join(even, odd), (ROWS, D)).to(tl.bfloat16)
+    if QUANTIZE:
+        y = fake_quantize_e2m1(y, ROWS, D)
+    tl.store(y_ptr + at, y, mask=inside)
+
+
+@triton.jit
+def swiglu_rows_kernel(x_ptr, y_ptr, limit, D: tl.constexpr, BLOCK: tl.constexpr, FP8_CASTS: tl.constexpr):
+    """x bf16 [rows, 2 * D], gate then up, to the fp8 values of SwiGLU, bf16 [rows, D]."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    wanted = channel < D
+    gate = tl.load(x_ptr + row * (2 * D) + channel, mask=wanted, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * (2 * D) + D + channel, mask=wanted, other=0.0).to(tl.float32)
+    hidden = swiglu(gate, up, limit).to(tl.bfloat16)
+    tl.store(y_ptr + row * D + channel, fake_quantize_e4m3(hidden, 1, BLOCK, FP8_CASTS), mask=wanted)
+
+
+@triton.jit
+def swiglu(gate, up, limit):
+    """silu(min(gate, limit)) * clamp(up, -limit, limit) of fp32, silu as a quotient (SPEC 6.2)."""
+    gate = tl.minimum(gate, limit)
+    return tl.div_rn(gate, 1.0 + tl.exp(-gate)) * tl.minimum(tl.maximum(up, -limit), limit)
+
+
+_WIDE = (Tile({"ROWS": 1}, warps=8), Tile({"ROWS": 1}, warps=4))
+_HEADS = (Tile({"ROWS": 8}), Tile({"ROWS": 2}))
+
+
+def norm_rows(name: str, dim: int, norm: bool = True) -> Kernel:
+    """A norm and the quantization behind it, or the quantization alone."""
+    names = ("x_ptr", "weight_ptr", "normalized_ptr", "quantized_ptr")
+    arguments = {**dict.fromkeys(names, "*bf16"), "n_rows": "i32", "eps": "fp32"}
+    holes: dict[str, Hole] = {"D": dim, "PADDED": triton.next_power_of_2(dim), "HAS_NORM": norm, "FP8_CASTS": True}
+    return Kernel(name, "activations", "norm_rows_kernel", arguments, holes, _WIDE, (("n_rows", "ROWS"),))
+
+
+def rotate_rows(name: str, dim: int, rotated: int, inverse: bool = False, quantize: bool = False) -> Kernel:
+    """RoPE of heads of `dim` channels."""
+    arguments = {"x_ptr": "*bf16", "cos_ptr": "*fp32", "sin_ptr": "*fp32", "y_ptr": "*bf16"}
+    arguments |= {"n_rows": "i32", "n_heads": "i32"}
+    holes: dict[str, Hole] = {"D": dim, "ROTATED": rotated, "INVERSE": inverse, "QUANTIZE": quantize}
+    return Kernel(name, "activations", "rotate_rows_kernel", arguments, holes, _HEADS, (("n_rows", "ROWS"),))
+
+
+def swiglu_rows(name: str, inner: int) -> Kernel:
+    """The activation of the shared expert."""
+    arguments = {"x_ptr": "*bf16", "y_ptr": "*bf16", "limit": "fp32"}
+    holes: dict[str, Hole] = {"D": inner, "FP8_CASTS": True}
+    tiles = (Tile({"BLOCK": 512}), Tile({"BLOCK": 128}))
+    grid = (("n_rows", 1), (inner, "BLOCK"))
+    return Kernel(name, "activations", "swiglu_rows_kernel", arguments, holes, tiles, grid, sizes=("n_rows",))
+
+
+def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
+    """The rows between the products of a model's layers."""
+    rotated = config.qk_rope_head_dim
+    return (
+        norm_rows("norm_query", config.q_lora_rank),
+        norm_rows("quantize_input", config.hidden_size, norm=False),
+        norm_rows("quantize_output", config.o_groups * config.o_lora_rank, norm=False),
+        rotate_rows("rotate_query", config.head_dim, rotated),
+        rotate_rows("rotate_back", config.head_dim, rotated, inverse=True),
+        rotate_rows("rotate_index_query", config.index_head_dim, rotated, quantize=True),
+        swiglu_rows("swiglu", config.moe_intermediate_size),
+    )
