@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from interpreter import run
+from interpreter import counted, run
 from test_formats import edge_values
 from torch import Tensor
 
@@ -63,11 +63,15 @@ def test_written_rows_are_exact(row_format: str, channels: int, norm: bool) -> N
     expected = cache.clone()
     arguments = give(x, cos, sin, slots, cache)
     kernel = cache_rows.writer("write", row_format, channels, 64, norm, PAGE, stride)
-    run(kernel.with_tiles(WIDE_TILE), **arguments)
+    with counted() as moved:
+        run(kernel.with_tiles(WIDE_TILE), **arguments)
     weight = arguments["weight_ptr"] if norm else None
     pack_ops.write_rows(expected, x, cos, sin, weight, slots, EPS, row_format, PAGE)
     assert torch.equal(cache, expected)
-    assert (cache != 7).any()
+    stored = int((slots >= 0).sum())
+    assert moved["stores"] == stored * quant.FORMATS[row_format].row_bytes(channels)
+    rotary_bytes, weight_bytes = 2 * 32 * 4, 2 * channels * norm
+    assert moved["loads"] == 13 * (2 * channels + rotary_bytes + slots.itemsize) + weight_bytes
 
 
 def test_packed_rows_are_exact() -> None:
