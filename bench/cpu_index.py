@@ -2,8 +2,8 @@
 
 The released indexer: 32 heads of 128 channels, 512 of 2,048 blocks of 8 entries, ratio 1. The query rows are the last
 of one sequence; their pools are what the candidate source publishes for each of them. Both kernels give equal entries,
-which is checked. `--rows 1` is a decode step, more are the end of a prefill chunk. Times are of the process on its CPUs,
-so that other work on the machine counts only for what it takes of caches and memory.
+which is checked. `--rows 1` is a decode step, more are the end of a prefill chunk. Times are CPU time of the
+process, so that other work on the machine counts only for what it takes of caches and memory.
 
     python -m dsv41c.bench.cpu_index --rows 1
 """
