@@ -2,7 +2,8 @@
 
 The released indexer: 32 heads of 128 channels, 512 of 2,048 blocks of 8 entries, ratio 1. The query rows are the last
 of one sequence; their pools are what the candidate source publishes for each of them. Both kernels give equal entries,
-which is checked. `--rows 1` is a decode step, more are the end of a prefill chunk.
+which is checked. `--rows 1` is a decode step, more are the end of a prefill chunk. Times are CPU time of the
+process, so that other work on the machine counts only for what it takes of caches and memory.
 
     python -m dsv41c.bench.cpu_index --rows 1
 """
@@ -46,18 +47,18 @@ def sequence(context: int, rows: int, generator: torch.Generator) -> list[Tensor
 
 
 def seconds(run: Callable[[], object], rounds: int) -> float:
-    """The median time of a call after one that warms up."""
+    """The median CPU time of a call after one that warms up."""
     run()
     times = []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return statistics.median(times)
 
 
 def measure(context: int, rows: int, rounds: int) -> dict[str, float | int]:
-    """Milliseconds of both kernels at one context."""
+    """CPU milliseconds of both kernels at one context."""
     arguments = sequence(context, rows, torch.Generator().manual_seed(context))
     constants = tuple(arguments[2] if i == 2 else None for i in range(7))
     source = index_topk.bind(LaunchContext({**RULE, "n_blocks": BLOCKS}, constants))

@@ -28,7 +28,7 @@ ABSENT = {
     "runtime": ("dsv41c.ir", "dsv41c.passes", "dsv41c.compiler", *COMPILER_TOOLS),
 }
 # The verbs that serve a plan live in the command line, and load the runtime alone.
-SERVING = ("run", "inspect", "output")
+SERVING = ("run", "serve", "inspect", "output")
 
 BLOCKER = """
 import importlib, importlib.abc, sys

@@ -15,6 +15,7 @@ import dsv41c
 ROOT = Path(dsv41c.__file__).parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
+DATA = ("runtime/server/chat.jinja",)
 FOLDERS = ("compiler", "ir", "models", "passes", "runtime")
 
 
@@ -34,7 +35,7 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
 
 def test_wheel_holds_and_loads_every_module(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"
-    for path in [*python_files(), Path("pyproject.toml"), Path("README.md")]:
+    for path in [*python_files(), *map(Path, DATA), Path("pyproject.toml"), Path("README.md")]:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, source / path)
     build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
@@ -46,7 +47,7 @@ def test_wheel_holds_and_loads_every_module(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("dsv41c/")}
         archive.extractall(site)
-    assert names == {f"dsv41c/{path.as_posix()}" for path in python_files()}
+    assert names == {f"dsv41c/{path.as_posix()}" for path in [*python_files(), *map(Path, DATA)]}
     modules = [".".join(("dsv41c", *path.with_suffix("").parts)).removesuffix(".__init__") for path in python_files()]
     modules = [name for name in modules if not name.endswith("__main__")]
     program = (

@@ -19,6 +19,7 @@ INTERRUPTED = 130
 VERBS = {
     "compile": "Compile a checkpoint to a plan.",
     "run": "Continue a prompt from a plan.",
+    "serve": "Answer OpenAI's completions over HTTP from a plan.",
     "inspect": "Show what a plan holds.",
     "opt": "Run passes on a program's text.",
     "doctor": "Say what this machine can compile and run.",

@@ -157,7 +157,8 @@ class Caches(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.running))
         assert request.allotment is not None
         try:
-            allotment = self.caches.fork(request.allotment, request.context)
+            # A request that replays has the entries of its whole prefix already.
+            allotment = self.caches.fork(request.allotment, max(request.context, request.written_from))
         except RequestError:
             return
         copied = dataclasses.replace(

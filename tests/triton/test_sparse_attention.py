@@ -152,3 +152,5 @@ def test_tiles_by_backend() -> None:
     few, many = (sparse_attention.attend("a", heads, 512, *Case(1, 64, 16, 8, 1).sizes).tiles for heads in (8, 64))
     assert [(tile.holes["BLOCK_HEADS"], tile.backends) for tile in few] == [(16, ("cuda",)), (16, ("hip",))]
     assert [tile.holes["BLOCK_HEADS"] for tile in many] == [32, 16, 16]
+    alone = sparse_attention.attend("a", 64, 512, (128, RING, 528 * RING), (0, 1, 0)).tiles
+    assert [tile.holes["BLOCK_HEADS"] for tile in alone] == [16, 16]

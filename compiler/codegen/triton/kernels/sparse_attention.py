@@ -321,7 +321,13 @@ def attend(
     holes |= dict(zip(("SELECTED", "MAIN_PAGE", "MAIN_STRIDE"), main, strict=True))
     arguments = {**_ARGUMENTS, "out_ptr": "*fp32"} if split else _ARGUMENTS
     return Kernel(
-        name, "sparse_attention", "attend_kernel", arguments, holes, _tiles(heads, channels), (*_GRID, ("n_splits", 1))
+        name,
+        "sparse_attention",
+        "attend_kernel",
+        arguments,
+        holes,
+        _tiles(heads, channels, main[0]),
+        (*_GRID, ("n_splits", 1)),
     )
 
 
@@ -331,13 +337,15 @@ def combine(name: str, heads: int, channels: int) -> Kernel:
     return Kernel(name, "sparse_attention", "combine_kernel", _COMBINED, {"HEADS": heads, "D": channels}, tiles, _GRID)
 
 
-def _tiles(heads: int, channels: int) -> tuple[Tile, ...]:
+def _tiles(heads: int, channels: int, selected: int) -> tuple[Tile, ...]:
     """Blocks of heads as large as there are heads for, and never under 16: matrix units take no fewer rows."""
     chunks = max(1, channels // _CHUNK)
-    held = [{"BLOCK_HEADS": block, "CHUNKS": chunks, "HELD": True} for block in (32, 16)]
-    cuda = [Tile(holes, warps=8, stages=1, backends=("cuda",)) for holes in held]
+    # Over window rows alone, 32 heads were seen to spill on sm_80, sm_90, sm_100 and sm_120.
+    blocks = (32, 16) if heads >= 32 and selected else (16,)
+    held = [{"BLOCK_HEADS": block, "CHUNKS": chunks, "HELD": True} for block in blocks]
     again = {"BLOCK_HEADS": 16, "CHUNKS": max(1, chunks // 2), "HELD": False}
-    return (*cuda[heads < 32 :], Tile(again, warps=4, stages=1, backends=("hip",)))
+    cuda = [Tile(holes, warps=8, stages=1, backends=("cuda",)) for holes in held]
+    return (*cuda, Tile(again, warps=4, stages=1, backends=("hip",)))
 
 
 def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
