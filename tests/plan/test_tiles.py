@@ -100,8 +100,15 @@ def launching(func: FuncOp, module: ModuleOp) -> FuncOp:
     return program
 
 
+def has_product(func: FuncOp) -> bool:
+    return any(op.name in ("torch.aten.linear", "torch.aten.matmul") for op in func.body.block.ops)
+
+
 def test_functions_that_count_as_row_by_row_are(mini6_plan: Path) -> None:
-    """Each function that may be cut, over seven rows at once and over tiles of three: equal bits."""
+    """Each function that may be cut, over seven rows at once and over tiles of three: equal bits.
+
+    Only torch's products of fp32 round by the number of rows; what comes of one is as near as that.
+    """
     interpreter, found = Interpreter(lambda symbol: torch.empty(0)), 0
     for name, func in functions(lowered(mini6_plan)).items():
         if not name.startswith("region_") or has_one_row(func) or rows_of(func) is None:
@@ -114,6 +121,9 @@ def test_functions_that_count_as_row_by_row_are(mini6_plan: Path) -> None:
         run_pass(PlanMemory(rows=3), module, context_of(module), None)
         assert any(tile.rows == 3 for tile in tiles_of(launches_of(program)))
         for result, value in interpreter.run(program, inputs).items():
+            if has_product(func) and value.dtype == torch.float32:
+                assert torch.allclose(value, whole[result], rtol=1e-5, atol=1e-6), f"{name}, {result}"
+                continue
             assert torch.equal(value.view(torch.uint8), whole[result].view(torch.uint8)), f"{name}, {result}"
     assert found >= 8
 
@@ -139,12 +149,12 @@ def uncached_device(driver: str, threads: int | None) -> iree.runtime.HalDevice:
 
 
 def test_measured_bytes_stay_under_the_planned_peak(mini6_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """512 rows at 262,144 tokens: the allocators' own counts, torch's peak and IREE's, against what the plan promises."""
+    """512 rows at 262,144 tokens: the allocators' own counts, torch's and IREE's, against what the plan promises."""
     monkeypatch.setattr(iree_device, "_create_device", uncached_device)
     plan, pages = Plan.load(mini6_plan), 262_144 // PLAN_PAGE_TOKENS
     caches = {spec.name: spec.empty({"pages": pages, "rings": 1}[spec.pool]) for spec in plan.manifest.state}
-    for cache in caches.values():
-        cache.fill_(0x21 if cache.dtype == torch.uint8 else 1)
+    for buffer in caches.values():
+        buffer.fill_(0x21 if buffer.dtype == torch.uint8 else 1)
     executor = CpuExecutor(plan, caches)
     inputs = step_inputs([Chunk([5 + i % 50 for i in range(512)], 262_144 - 512, 0, list(range(pages)))], [511])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
