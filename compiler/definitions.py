@@ -8,10 +8,11 @@ An op without an entry has none, and runs as a kernel of the runtime on the CPU;
     rotary         cos and sin need an argument reduction that is exact to the largest position
     linears        torch's library uses the CPU's matrix instructions, IREE does not; what stands around is functions
 
-For many rows two more run there, although they have one:
+For many rows more run there, although they have one:
 
     moe                as `experts` and `linears`, whose kernels it joins
-    sparse_attention   rows share keys: dequantized once a row instead of once a use
+    sparse_attention   rows share keys: unpacked once for a tile of rows instead of once a use
+    attend             the same, with compiled rotations on both sides of a tile
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from dsv41c.compiler.importer import import_definition
 from dsv41c.compiler.trace import trace_definition
 from dsv41c.ir.builder import functions, get_symbols, has_one_row, set_symbols
 from dsv41c.ir.ops.aten import AtenOp
+from dsv41c.ir.ops.attend import Attend
 from dsv41c.ir.ops.custom import CustomOp, Experts
 from dsv41c.ir.ops.moe import Moe
 from dsv41c.ir.ops.products import Linears
+from dsv41c.ir.ops.state import SparseAttention
 from dsv41c.ir.types import CacheType, TensorType
-from dsv41c.models import mhc_ops, moe_ops, ops, pack_ops, packed_products, quant
+from dsv41c.models import attention_ops, mhc_ops, moe_ops, ops, pack_ops, packed_products, quant
 from dsv41c.passes.pass_base import PassContext
 from dsv41c.runtime.kernels.scratch import scratch_bytes
 
@@ -52,6 +55,7 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.ngram_hash": ops.ngram_hash_definition,
     "dsv41.lookup": ops.lookup_definition,
     "dsv41.load": ops.load_definition,
+    "dsv41.attend": attention_ops.attend_definition,
     "dsv41.sparse_attention": ops.sparse_attention_definition,
     "dsv41.pack_rows": pack_ops.pack_rows_definition,
 }
@@ -60,9 +64,11 @@ ROW_SUMS: Mapping[str, Callable[..., Any]] = {
     "torch.aten.mean.dim": ops.mean_in_chains,
     "torch.aten.sum.dim_IntList": ops.sum_in_chains,
 }
-WHOLE = frozenset({"dsv41.moe", "dsv41.sparse_attention"})
+WHOLE = frozenset({"dsv41.attend", "dsv41.moe", "dsv41.sparse_attention"})
 # Definitions so large that IREE would take most of its time for them, in every region that holds one.
-ALONE = frozenset({"dsv41.sparse_attention"})
+ALONE = frozenset({"dsv41.attend", "dsv41.sparse_attention"})
+
+_MOST_KEYS = 1 << 31  # rows that a kernel unpacks at once
 
 # Definitions that hold custom ops: expanded before regions are cut, the inner ones with their regions.
 COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave", "dsv41.moe", "dsv41.pack_rows"})
@@ -109,7 +115,39 @@ class Definitions:
             return self._moe_parts(op)
         if isinstance(op, Linears):
             return self._product_parts(op)
+        if isinstance(op, Attend | SparseAttention):
+            return self._attention_parts(op)
         return self._expert_parts(op) if isinstance(op, Experts) else {}
+
+    def _attention_parts(self, op: Attend | SparseAttention) -> dict[str, FuncOp]:
+        """`unpack_0` and `unpack_1`: window and main rows to fp32, as `quant.decode_rows`. And for attend what stands
+        before and behind it in the network, `prologue` and `epilogue`; see `attention_ops.turned_heads`, `turned_back`.
+
+        None for one row, whose attention is a function as a whole.
+        """
+        func = op.parent_op()
+        if isinstance(func, FuncOp) and has_one_row(func):
+            return {}
+        parts = {"unpack_0": self._unpack("fp8_e8m0", op.cache_type("window"))}
+        if op.main is not None:
+            parts["unpack_1"] = self._unpack("fp4_e4m3", op.cache_type("main"))
+        if isinstance(op, Attend):
+            parts |= self._rotations(op)
+        return {role: part.clone() for role, part in parts.items()}
+
+    def _rotations(self, op: Attend) -> dict[str, FuncOp]:
+        query, cos, sin = (_argument(value.type) for value in (op.query, op.cos, op.sin))
+        rows, heads, columns = op.head_sizes
+        output: Any = ((rows, heads, columns), query[1])
+        return {
+            "prologue": self._traced("turned_heads", attention_ops.turned_heads, [query, cos, sin, heads]),
+            "epilogue": self._traced("turned_back", attention_ops.turned_back, [output, cos, sin]),
+        }
+
+    def _unpack(self, row_format: str, cache: CacheType) -> FuncOp:
+        form, columns = quant.FORMATS[row_format], cache.data.columns
+        planes: list[Any] = [(("M", size(columns)), torch.uint8) for size in (form.data_bytes, form.scale_bytes)]
+        return self._traced("rows", quant.decode_rows, [*planes, row_format], {"M": (1, _MOST_KEYS)})
 
     def _product_parts(self, op: Linears) -> dict[str, FuncOp]:
         """`unpack_0`, ...: a packed weight to bf16, equal for weights of one shape; `prologue`: x to fp8 values."""

@@ -6,13 +6,13 @@ from xdsl.dialects.func import Func
 from xdsl.ir import Dialect, Operation
 
 from dsv41c.errors import IRError
-from dsv41c.ir.ops import aten, custom, mhc, moe, pack, products, program, state, torch_ops
+from dsv41c.ir.ops import aten, attend, custom, mhc, moe, pack, products, program, state, torch_ops
 from dsv41c.ir.ops.table import OpRule
 from dsv41c.ir.types import TYPES
 
 OP_TABLE: dict[str, OpRule] = {
     rule.op.name: rule
-    for rules in (torch_ops, custom, mhc, moe, pack, products, state, program)
+    for rules in (torch_ops, attend, custom, mhc, moe, pack, products, state, program)
     for rule in rules.RULES
 }
 

@@ -20,8 +20,8 @@ from torch.library import custom_op
 
 from dsv41c.models import quant
 
-_TILE = 64  # keys that share one running maximum in the official kernel, SPEC 4.11
-_MASKED = -1e30  # finite seed of the running maximum, SPEC 4.11
+KEY_TILE = 64  # keys that share one running maximum in the official kernel, SPEC 4.11
+MASKED = -1e30  # finite seed of the running maximum, SPEC 4.11
 PLAIN_FORMATS = {"f32": torch.float32, "i32": torch.int32}
 LIST = torch.int32  # entries, blocks and slots in lists of many a row
 
@@ -521,19 +521,19 @@ def tiled_attention(query: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, sc
 def attention_over(query: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
     """`tiled_attention` over keys fp32 [T, K, D] that are zero where they are not valid."""
     logits = torch.matmul(query.to(torch.float32), keys.transpose(1, 2)) * scale
-    logits = torch.where(valid.unsqueeze(1), logits, torch.full_like(logits, _MASKED))
-    maximum = torch.full_like(logits[:, :, :1], _MASKED)
+    logits = torch.where(valid.unsqueeze(1), logits, torch.full_like(logits, MASKED))
+    maximum = torch.full_like(logits[:, :, :1], MASKED)
     total = torch.zeros_like(maximum)
     output = torch.zeros_like(query, dtype=torch.float32)
-    for start in range(0, keys.shape[1], _TILE):
-        tile = logits[:, :, start : start + _TILE]
+    for start in range(0, keys.shape[1], KEY_TILE):
+        tile = logits[:, :, start : start + KEY_TILE]
         higher = torch.maximum(maximum, tile.amax(-1, keepdim=True))
         # A masked logit must weigh nothing even while the maximum is still the seed, where exp(0) would be 1.
-        weights = torch.exp(tile - higher) * valid[:, start : start + _TILE].unsqueeze(1).to(torch.float32)
+        weights = torch.exp(tile - higher) * valid[:, start : start + KEY_TILE].unsqueeze(1).to(torch.float32)
         rescale = torch.exp(maximum - higher)
         total = total * rescale + weights.sum(-1, keepdim=True)
         rounded = weights.to(torch.bfloat16).to(torch.float32)
-        output = output * rescale + torch.matmul(rounded, keys[:, start : start + _TILE])
+        output = output * rescale + torch.matmul(rounded, keys[:, start : start + KEY_TILE])
         maximum = higher
     denominator = total + torch.exp(sink.view(1, -1, 1) - maximum)
     return torch.where(total > 0, output / denominator, torch.zeros_like(output)).to(torch.bfloat16)

@@ -194,9 +194,22 @@ def dequantize(rows: Tensor, row_format: str) -> Tensor:
     form = FORMATS[row_format]
     channels = form.channels(rows.shape[-1])
     data, scale = rows.split([form.data_bytes(channels), form.scale_bytes(channels)], dim=-1)
+    return decode_rows(data, scale, row_format).to(torch.bfloat16)
+
+
+def decode_rows(data: Tensor, scale: Tensor, row_format: str) -> Tensor:
+    """`dequantize` in fp32, for rows whose two kinds of bytes lie apart.
+
+    Args:
+        data: uint8 [..., data_bytes(D)]. scale: uint8 [..., scale_bytes(D)].
+        row_format: a key of `FORMATS`.
+    Returns:
+        fp32 [..., D].
+    """
+    form = FORMATS[row_format]
     values = unpack_e2m1(data) if form.codes_per_byte == 2 else data.view(torch.float8_e4m3fn).to(torch.float32)
     scales = scale.view(torch.float8_e4m3fn).to(torch.float32) if row_format == "fp4_e4m3" else decode_ue8m0(scale)
-    return (_grouped(values, form.group) * scales.unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
+    return (_grouped(values, form.group) * scales.unsqueeze(-1)).flatten(-2)
 
 
 def fake_quantize(x: Tensor, row_format: str) -> Tensor:

@@ -71,7 +71,7 @@ def _pack(quantize: Quantize, func: FuncOp, ctx: PassContext, has_norm: bool) ->
         return None
     weight = TensorType.of([x.dims[-1]], "bf16") if has_norm else None
     attributes = {"norm_eps": attribute(eps), "row_format": quantize.row_format}
-    for rotation in _rotations(func):
+    for rotation in rotations(func):
         types = (x, rotation, rotation, weight)
         sample = PackRows.from_slots(
             [None if type_ is None else create_ssa_value(type_) for type_ in types],
@@ -93,7 +93,7 @@ def _write(store: Store, packed: PackRows) -> WriteRows:
     return WriteRows.from_slots(operands, store.result_types, attributes)
 
 
-def _rotations(func: FuncOp) -> list[TensorType]:
+def rotations(func: FuncOp) -> list[TensorType]:
     """The types of the program's rotations, each once."""
     found = [op.cos.type for op in func.body.block.ops if isinstance(op, Rotary)]
     return [type_ for type_ in dict.fromkeys(found) if isinstance(type_, TensorType)]

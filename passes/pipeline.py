@@ -17,6 +17,7 @@ from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
 from dsv41c.passes.lower_fp8_window import LowerFp8Window
 from dsv41c.passes.lower_index_k import LowerIndexK
 from dsv41c.passes.lower_linear import LowerLinear
+from dsv41c.passes.lower_sparse_attention import LowerSparseAttention
 from dsv41c.passes.merge_projections import MergeProjections
 from dsv41c.passes.outline_parts import OutlineParts
 from dsv41c.passes.outline_regions import OutlineRegions
@@ -93,6 +94,10 @@ PHASES: tuple[Phase, ...] = (
             MergeProjections(),
             # While the quantization of an input is an op, and not yet part of a region.
             FuseRows(),
+            # While rotations are ops, and not yet part of a region; after what counts attentions.
+            LowerSparseAttention(),
+            # What an attention's rotations were.
+            DeadCode(),
         ),
     ),
     Phase(
@@ -145,6 +150,7 @@ REGISTRY: dict[str, type[Pass]] = {
         LowerFp8Window,
         LowerIndexK,
         LowerLinear,
+        LowerSparseAttention,
         MergeProjections,
         OutlineParts,
         OutlineRegions,

@@ -168,6 +168,11 @@ class Engine:
         self._waiting.append(request)
         return request
 
+    def adopt(self, request: Request) -> None:
+        """Runs a request that holds its caches already (`runtime.handover`)."""
+        assert request.allotment is not None, "it comes with its caches"
+        self._active.append(request)
+
     def step(self) -> list[Request]:
         """Runs one call.
 

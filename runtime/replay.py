@@ -4,7 +4,7 @@ The last rows of the prefix run once more to fill the rings. They attend to no w
 they write no entry: the pages hold theirs already, and others read them. `encode` does neither by itself, so its replay
 form takes the two lists that decide it as inputs instead of computing them:
 
-    sparse_attention(query, $window.L, fresh, %window_index, ...)   ->   %replay.window
+    attend(query, cos, sin, $window.L, fresh, %window_index, ...)   ->   %replay.window
     store($main.L, rows, %slots)                                    ->   %replay.slots.R      for entries of R tokens
 """
 
@@ -25,7 +25,9 @@ from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import InputSpec, Program
 
 ENCODE_REPLAY = "encode_replay"
-_ATTENTION, _STORE = "sparse_attention", "store"
+_STORE = "store"
+# Where the kernels that attend take the window cache and its index.
+_ATTENTIONS = {"attend": (3, 5), "sparse_attention": (1, 3)}
 _WINDOW = "replay.window"
 
 
@@ -50,9 +52,10 @@ def _replay_form(program: Program, state: Sequence[StateSpec]) -> Program:
     launches = []
     for launch in program.launches:
         args = list(launch.args)
-        if launch.kernel == _ATTENTION and args[1] in wanted:
-            found.add(str(args[1]))
-            args[3] = f"%{_WINDOW}"
+        window, index = _ATTENTIONS.get(launch.kernel, (0, 0))
+        if launch.kernel in _ATTENTIONS and args[window] in wanted:
+            found.add(str(args[window]))
+            args[index] = f"%{_WINDOW}"
         elif launch.kernel == _STORE and args[0] in wanted and specs[str(args[0])].pool == "pages":
             found.add(str(args[0]))
             args[2] = f"%{_slots(specs[str(args[0])].ratio)}"

@@ -116,6 +116,9 @@ class Request:
 
     def __post_init__(self) -> None:
         self._counts = TokenCounts(self.prompt) if self.params.has_penalties else None
+        if self._counts is not None:
+            for token in self.tokens:
+                self._counts.add(token)
 
     @property
     def in_prompt(self) -> bool:

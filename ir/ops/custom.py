@@ -60,6 +60,7 @@ def plain(attribute: Attribute) -> int | float | str:
 def run_reference(op: Operation, operands: Sequence[Any]) -> list[Any]:
     """Run the torch op that a custom op stands for."""
     # They register torch.ops.dsv41; late, since only the interpreter runs models.
+    import dsv41c.models.attention_ops
     import dsv41c.models.mhc_ops
     import dsv41c.models.moe_ops
     import dsv41c.models.ops

@@ -129,8 +129,46 @@ class Storage(StateOp):
             raise VerifyException(f"dsv41.storage gives {self.result.type}; the cache is stored as {storage}")
 
 
+class AttentionOp(StateOp):
+    """An op that attends to a window cache, fresh rows and, where it has one, a main cache."""
+
+    def check_caches(self, columns: int) -> None:
+        """Refuse caches whose layout does not fit keys of `columns` channels, and half of a main cache.
+
+        Operands and attributes have the names that `SparseAttention` gives them.
+        """
+        window_page, main_page = (self.attributes[name] for name in ("window_page", "main_page"))
+        fresh, main, main_slots = (getattr(self, name) for name in ("fresh", "main", "main_slots"))
+        assert isinstance(window_page, IntegerAttr)
+        assert isinstance(main_page, IntegerAttr)
+        self.check_layout("window", "fp8_e8m0", window_page.value.data, columns)
+        self.check_row("window", fresh.type, "fresh rows")
+        if (main is None) != (main_slots is None):
+            raise VerifyException(f"{self.name} has one of main and main_slots; it takes both or neither")
+        if main is not None:
+            self.check_layout("main", "fp4_e4m3", main_page.value.data, columns)
+        self.check_lists("window_index", "main_slots")
+
+    def attention_cost(
+        self, operands: Sequence[Argument], results: Sequence[Argument], heads: int, columns: int
+    ) -> Cost:
+        """What it reads, writes and multiplies; the window index and the main slots are among the operands.
+
+        Keys are values too: one product for the logits, one for the output. Every dequantized key and every rounded
+        probability is a bf16 value.
+        """
+        named = dict(zip((name for name, _ in self.get_irdl_definition().operands), operands, strict=True))
+        rows, window_keys = shaped(named["window_index"]).shape
+        main_keys = shaped(named["main_slots"]).shape[1] if named["main_slots"] is not None else 0
+        read = moved_bytes(operands) + rows * window_keys * self.cache_type("window").row_bytes
+        if main_keys:
+            read += rows * main_keys * self.cache_type("main").row_bytes
+        flops = 4 * rows * heads * columns * (window_keys + main_keys)
+        return Cost(read, moved_bytes(results), {"bf16": flops})
+
+
 @irdl_op_definition
-class SparseAttention(StateOp):
+class SparseAttention(AttentionOp):
     """Attention over window rows, fresh rows and selected main rows with a sink: bf16 [T, H, D]."""
 
     name = "dsv41.sparse_attention"
@@ -154,15 +192,7 @@ class SparseAttention(StateOp):
 
     def verify_(self) -> None:
         assert isinstance(self.query.type, TensorType)
-        assert isinstance(self.fresh.type, TensorType)
-        columns = _static(self.query.type.dims[-1])
-        self.check_layout("window", "fp8_e8m0", self.window_page.value.data, columns)
-        self.check_row("window", self.fresh.type, "fresh rows")
-        if (self.main is None) != (self.main_slots is None):
-            raise VerifyException("dsv41.sparse_attention has one of main and main_slots; it takes both or neither")
-        if self.main is not None:
-            self.check_layout("main", "fp4_e4m3", self.main_page.value.data, columns)
-        self.check_lists("window_index", "main_slots")
+        self.check_caches(_static(self.query.type.dims[-1]))
 
 
 class _IndexOp(StateOp):
@@ -291,16 +321,8 @@ def _load_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Ar
 
 def _attention_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
     assert isinstance(op, SparseAttention)
-    rows, heads, columns = shaped(operands[0]).shape
-    window_keys = shaped(operands[3]).shape[1]
-    main_keys = shaped(operands[5]).shape[1] if operands[5] is not None else 0
-    read = moved_bytes(operands) + rows * window_keys * op.cache_type("window").row_bytes
-    if op.main is not None:
-        read += rows * main_keys * op.cache_type("main").row_bytes
-    # Keys are values too: one product for the logits, one for the output. Every dequantized key and every rounded
-    # probability is a bf16 value.
-    flops = 4 * rows * heads * columns * (window_keys + main_keys)
-    return Cost(read, moved_bytes(results), {"bf16": flops})
+    _, heads, columns = shaped(operands[0]).shape
+    return op.attention_cost(operands, results, heads, columns)
 
 
 def rows_scored(op: IndexTopk | IndexPoolTopk, operands: Sequence[Argument]) -> int:

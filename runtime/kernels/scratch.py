@@ -86,23 +86,42 @@ def _selecting(shapes: Shapes, attrs: Mapping[str, Any], scored: int) -> int:
     return scored + tile * (best + 6 * heads * (channels + 1) + 4 * pool + 64) + 64 * rows
 
 
+def _attend(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
+    (rows, width), rotated = _sizes(shapes, 0), 2 * _sizes(shapes, 1)[1]
+    heads = _sizes(shapes, 8)[0]
+    channels = width // heads
+    tile = min(rows, sparse_attention.tile_rows(_keys(shapes[3:]), channels))
+    # Queries, outputs, and one of them rotated, joined and about to be copied; rotated channels in fp32, five times.
+    own = tile * heads * (8 * channels + 20 * rotated)
+    return own + _attention(rows, heads, channels, shapes[3:], attrs)
+
+
 def _sparse_attention(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
-    (rows, heads, channels), window = _sizes(shapes, 0), _sizes(shapes, 1)
-    row_bytes, keys = _sizes(shapes, 2)[1], _sizes(shapes, 3)[1]
-    tables = [rows + 1, min(rows * keys, window[0] * attrs["window_page"]) + 1]
-    places = [rows * keys]
-    if shapes[4] is not None:
-        selected = _sizes(shapes, 5)[1]
-        tables.append(min(rows * selected, _sizes(shapes, 4)[0] * attrs["main_page"]) + 1)
-        places.append(rows * selected)
-    # While a table is unpacked: its slots sorted and joined, its rows packed, decoded, in bf16 and in fp32.
-    unpacking = max(48 * max(places), max(tables) * (_DECODE * channels + 2 * row_bytes + 16))
-    # While rows attend: all tables joined, the results of the tiles, one tile's keys, logits and sums.
-    total = sum(places) // rows if rows else 0
-    tile = max(1, sparse_attention.SCRATCH_BYTES // (4 * max(1, total) * channels))
-    attending = 4 * channels * sum(tables) + 2 * rows * heads * channels
-    attending += tile * (total * (8 * channels + 20 * heads + 16) + 20 * heads * channels)
-    return 4 * channels * sum(tables) + 24 * sum(places) + max(unpacking, attending)
+    return _attention(*_sizes(shapes, 0), shapes[1:], attrs)
+
+
+def _attention(rows: int, heads: int, channels: int, caches: Shapes, attrs: Mapping[str, Any]) -> int:
+    """Of one tile of rows; `caches` are the operands from the window cache on."""
+    keys = _keys(caches)
+    tile = min(rows, sparse_attention.tile_rows(keys, channels))
+    batch = min(tile, sparse_attention.batch_rows(keys, channels))
+    (fresh, window_bytes), window_keys = _sizes(caches, 1), _sizes(caches, 2)[1]
+    # Rows of the tables: each key of the tile another one, as far as there are others.
+    named = [min(tile * window_keys, fresh + _sizes(caches, 0)[0] * attrs["window_page"] + 1)]
+    if caches[3] is not None:
+        named.append(min(tile * _sizes(caches, 4)[1], _sizes(caches, 3)[0] * attrs["main_page"] + 1))
+    tables = 4 * channels * sum(named)
+    # A table while it is unpacked: its slots counted through or sorted, its rows packed and decoded.
+    slots = tile * (keys * (sparse_attention.DENSE * 5 + 32))
+    decoded = max(named) * (2 * window_bytes + 40 + (_DECODE * channels if "unpack_0" not in attrs else 0))
+    # A batch: its keys, its logits three times and their rounded copies, its output three times.
+    multiplied = batch * (keys * (4 * channels + 14 * heads) + heads * channels * 14)
+    return tables + slots + max(decoded, tables + multiplied)
+
+
+def _keys(caches: Shapes) -> int:
+    """Keys of a row."""
+    return _sizes(caches, 2)[1] + (_sizes(caches, 4)[1] if caches[4] is not None else 0)
 
 
 def _experts(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
@@ -151,6 +170,7 @@ def _linears(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
 RULES: Mapping[str, Rule] = {
     "index_topk": _index_topk,
     "index_pool_topk": _index_pool_topk,
+    "attend": _attend,
     "sparse_attention": _sparse_attention,
     "experts": _experts,
     "linears": _linears,

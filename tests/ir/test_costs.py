@@ -42,6 +42,14 @@ def test_attention_counts_two_products_of_every_key(step: FuncOp) -> None:
     assert cost(step, "dsv41.sparse_attention", SIZES, 1).flops == {"bf16": 2 * 2 * 3 * 2 * 64 * 8}
 
 
+def test_attend_is_an_attention_between_two_rotations(step: FuncOp) -> None:
+    """The queries and the output of two heads are turned in 16 channels: two products and a sum each."""
+    inner, found = cost(step, "dsv41.sparse_attention", SIZES), cost(step, "dsv41.attend", SIZES)
+    assert found.flops == {**inner.flops, "f32": 2 * 3 * 3 * 2 * 16}
+    assert found.read == inner.read + 2 * 4 * 3 * 8
+    assert found.written == inner.written
+
+
 def test_index_scores_are_fp4_products_and_a_weighted_sum(step: FuncOp) -> None:
     """Two pages of four entries; two heads of 32: a product of 32, then relu, weight and sum."""
     found = cost(step, "dsv41.index_topk", SIZES)

@@ -1,6 +1,7 @@
 """The verifier: layouts, sizes, the discipline of state, calls; each refusal names the op and the reason."""
 
 import re
+from typing import Any
 
 import pytest
 from programs import EVERYTHING, INDEX, MAIN, ROWS, SLOTS, STORE, SYMBOLS, WINDOW, function, load, state_function
@@ -102,6 +103,42 @@ def test_main_and_its_slots_come_together() -> None:
     text = EVERYTHING.replace("%window_index, none, none, %sink", "%window_index, %main.0, none, %sink")
     text = text.replace("[T, 8], si32>, none, none, ", f"[T, 8], si32>, {MAIN}, none, ")
     refuse(text, "both or neither")
+
+
+def attend(width: int = 128, heads: int = 2, cos: str = "[T, 8], f32", sin: str = "[T, 8], f32") -> str:
+    """A function of one attend; it has a main cache and no slots."""
+    types = {
+        "q": f"!dsv41.tensor<[T, {width}], bf16>",
+        "cos": f"!dsv41.tensor<{cos}>",
+        "sin": f"!dsv41.tensor<{sin}>",
+        "window": WINDOW,
+        "rows": ROWS,
+        "index": "!dsv41.tensor<[T, 8], si32>",
+        "main": MAIN,
+        "sink": f"!dsv41.tensor<[{heads}], f32>",
+    }
+    slots = {name: (f"%{name}", type_) for name, type_ in types.items() if name != "sink"}
+    slots |= {"main_slots": ("none", "none"), "sink": ("%sink", types["sink"])}
+    operands, operand_types = (", ".join(column) for column in zip(*slots.values(), strict=True))
+    attributes = "{scale = 0.125, window_page = 8, main_page = 4}"
+    line = f"%y = dsv41.attend {operands} {attributes} : {operand_types} -> {types['q']}"
+    arguments = ", ".join(f"%{name}: {type_}" for name, type_ in types.items())
+    return function(arguments, f"{line}\nfunc.return %y : {types['q']}", types["q"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"width": 129}, "query has rows of 129; they hold 2 heads of one size, one for each of sink"),
+        ({"heads": 16}, "cos turns 8 pairs of channels; a head has 8 channels"),
+        ({"heads": 4}, "page 8, planar<e4m3 x 32 | ue8m0 / 32>"),
+        ({"sin": "[T, 4], f32"}, "both have one row for each of query's T"),
+        ({"cos": "[B, 8], f32", "sin": "[B, 8], f32"}, "both have one row for each of query's T"),
+        ({}, "dsv41.attend has one of main and main_slots; it takes both or neither"),
+    ],
+)
+def test_what_attend_refuses(changes: dict[str, Any], reason: str) -> None:
+    refuse(attend(**changes), reason)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dsv41c.models import mhc_ops, moe_ops, ops, pack_ops, product_ops, quant
+from dsv41c.models import attention_ops, mhc_ops, moe_ops, ops, pack_ops, product_ops, quant
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -81,6 +81,11 @@ def attention_arguments(main: bool) -> tuple[Any, ...]:
     return query, window, fresh, index, *selected, normal(2, dtype=torch.float32), 0.125, 4, 4 if main else 1
 
 
+def attend_arguments(main: bool) -> tuple[Any, ...]:
+    query, *rest = attention_arguments(main)
+    return query.flatten(1), normal(3, 8, dtype=torch.float32), normal(3, 8, dtype=torch.float32), *rest
+
+
 def topk_arguments(candidates: bool, n_blocks: int) -> tuple[Any, ...]:
     """Two sequences, the second with its pages out of order, and a padded row at the end."""
     index, pages = cache(6, 4, 32, "fp4_e8m0"), torch.tensor([[0, 2, -1], [5, 1, 3]])
@@ -119,6 +124,8 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("rotary", (below(99, 3), normal(8, dtype=torch.float32))),
         ("sparse_attention", attention_arguments(main=False)),
         ("sparse_attention", attention_arguments(main=True)),
+        ("attend", attend_arguments(main=False)),
+        ("attend", attend_arguments(main=True)),
         ("index_topk", topk_arguments(candidates=False, n_blocks=0)),
         ("index_topk", topk_arguments(candidates=False, n_blocks=2)),
         ("index_topk", topk_arguments(candidates=True, n_blocks=0)),
@@ -160,7 +167,7 @@ def tensors_of(values: Any) -> list[Tensor]:
 
 
 def op_named(name: str) -> Any:
-    modules = (ops, mhc_ops, moe_ops, pack_ops, product_ops)
+    modules = (ops, attention_ops, mhc_ops, moe_ops, pack_ops, product_ops)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 

@@ -130,6 +130,7 @@ def test_changed_checkpoint(plan_folder: Path, rewrite: Callable[..., None]) -> 
         ('"$window.0"', '"$window.9"', r"there is no \$window.9"),
         ('"value":"%found"', '"value":"%lost"', "output found reads %lost"),
         ('"body":"expert"', '"body":"nobody"', "there is no kernel nobody"),
+        ('"body":"expert"', '"unpack_1":"nobody"', "there is no kernel nobody"),
         ('"caches":["window.0"]', '"caches":["window.77"]', "uses cache window.77"),
         ('"launches":[', '"launch":[', "expected one of the fields inputs"),
         ('"results":["%values"]', '"results":"%values"', "expected a list, found '%values'"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from dsv41c.models import quant
+from dsv41c.models import ops, quant
 from dsv41c.runtime.kernels import experts, index_topk, registry, scratch, sparse_attention
 from dsv41c.runtime.kernels.binding import LaunchContext, Results
 
@@ -111,20 +111,49 @@ def packed_rows(count: int, row_format: str, dim: int) -> Tensor:
     return quant.quantize(torch.randn(count, dim, generator=rng).to(torch.bfloat16), row_format)
 
 
-@pytest.mark.parametrize("selected", [512, 0])
-@pytest.mark.parametrize("rows", [32, 256])
-def test_sparse_attention(rows: int, selected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk that starts a sequence's window anew; every row selects others of the main rows."""
-    heads, dim, keys = 8, 128, 32
-    monkeypatch.setattr(sparse_attention, "SCRATCH_BYTES", 64 << 10)
+def attention_args(rows: int, selected: int, neighbours: bool, heads: int = 8, dim: int = 128) -> list[Tensor | None]:
+    """A chunk that starts a sequence's window anew, or rows in no order; each selects others of the main rows."""
+    keys = 64 if neighbours else 32
     rng = torch.Generator().manual_seed(2)
     query = torch.randn(rows, heads, dim, generator=rng).to(torch.bfloat16)
     window = packed_rows(32, "fp8_e8m0", dim).reshape(1, -1)
-    index = torch.randint(-rows - 1, 32, (rows, keys), generator=rng)
+    back = -2 - torch.arange(rows)[:, None] + torch.arange(keys - 1, -1, -1)
+    index = back.clamp(max=-1) if neighbours else torch.randint(-rows - 1, 32, (rows, keys), generator=rng)
     main = packed_rows(4096, "fp4_e4m3", dim).reshape(64, -1) if selected else None
-    slots = torch.randint(0, 4096, (rows, selected), generator=rng) if selected else None
-    args = [query, window, packed_rows(rows, "fp8_e8m0", dim), index, main, slots, torch.zeros(heads)]
+    slots = torch.randint(0, 4096, (rows, selected), generator=rng).to(ops.LIST) if selected else None
+    return [query, window, packed_rows(rows, "fp8_e8m0", dim), index.to(ops.LIST), main, slots, torch.zeros(heads)]
+
+
+@pytest.mark.parametrize("rows", [32, 256])
+@pytest.mark.parametrize(("selected", "neighbours"), [(512, True), (512, False), (0, False)])
+def test_sparse_attention(rows: int, selected: int, neighbours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without selected rows neighbours would share nearly all that the rule counts."""
+    monkeypatch.setattr(sparse_attention, "TABLE_BYTES", 4 << 20)
+    monkeypatch.setattr(sparse_attention, "KEY_BYTES", 1 << 20)
+    args = attention_args(rows, selected, neighbours)
     check("sparse_attention", args, (1, 4), scale=0.1, window_page=32, main_page=64)
+
+
+@pytest.mark.parametrize("rows", [32, 256])
+def test_attend(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_attention, "TABLE_BYTES", 4 << 20)
+    query, *rest = attention_args(rows, 64, neighbours=True)
+    assert query is not None
+    args = [query.flatten(1), torch.ones(rows, 16), torch.ones(rows, 16), *rest]
+    check("attend", args, (3, 6), scale=0.1, window_page=32, main_page=64)
+
+
+def test_attention_of_a_long_chunk_keeps_its_budget() -> None:
+    """The released model at 16,384 rows and a million tokens, and at four million."""
+    rows, heads, dim, pages = 16384, 64, 512, 8192
+    caches = [(1, 128 * 528), (rows, 528), (rows, 128), (pages, 128 * 288), (rows, 512), (heads,)]
+    shapes = [(rows, heads * dim), (rows, 32), (rows, 32), *caches]
+    attrs = {"scale": 0.04, "window_page": 128, "main_page": 128}
+    parts = {"unpack_0": "part_0", "unpack_1": "part_1", "prologue": "part_2", "epilogue": "part_3"}
+    for own in (attrs, attrs | parts):
+        assert scratch.scratch_bytes("attend", shapes, own) <= 256 << 20
+    longer = [(pages * 4, 128 * 288) if shape == (pages, 128 * 288) else shape for shape in shapes]
+    assert scratch.scratch_bytes("attend", longer, attrs) == scratch.scratch_bytes("attend", shapes, attrs)
 
 
 def codes(*shape: int) -> Tensor:
