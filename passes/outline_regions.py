@@ -1,7 +1,7 @@
 """Cuts programs into functions of aten ops between the ops that run as kernels of their own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -220,6 +220,9 @@ class _Outliner:
             target = self._latest(op, stages)
             if not self._is_fusible(op) or target == stages[op] or has_state_effect(op):
                 continue
+            if _is_copied(op):
+                stages[op] = target
+                continue
             cone = self._cone(op, stages, order)
             inputs = [value for value in _inputs(list(cone)) if not _lives_until(value, target, stages)]
             kept = sum(self._bytes(value) for value in inputs)
@@ -286,7 +289,15 @@ def _lives_until(value: SSAValue, stage: int, stages: dict[Operation, int]) -> b
     """Whether a value is there at a stage anyway: an input, a weight, or one that an op of it or behind it needs."""
     if not isinstance(value.owner, Operation) or value.owner not in stages:
         return True
-    return any(stages.get(user, stage) >= stage for user in _users(value.owner))
+    return any(stages.get(user, stage) >= stage for user in _readers(value.owner))
+
+
+def _readers(op: Operation) -> Iterator[Operation]:
+    """The ops that need an op's results, seen through lists and what regions copy."""
+    for user in _users(op):
+        yield user
+        if _is_copied(user):
+            yield from _readers(user)
 
 
 def _inputs(members: Sequence[Operation]) -> list[SSAValue]:
