@@ -12,7 +12,7 @@ from dsv41c.runtime.prefix import PrefixOptions
 from dsv41c.runtime.sampling import SamplingParams
 from dsv41c.runtime.server.service import Asked, EngineService
 
-REQUESTS = 10_000 if os.environ.get("DSV41C_FULL_TESTS") else 120
+REQUESTS = 10_000 if os.environ.get("DSV41C_FULL_TESTS") else 60
 CLIENTS = 24
 GROWTH = 64 << 20  # bytes that the process may grow by after its first fifth; allocators keep what they had
 
