@@ -102,8 +102,9 @@ def _replace(attention: SparseAttention, flat: Operation, attend: Attend) -> Non
 
 def _sample(attention: SparseAttention, rotation: TensorType) -> Attend:
     """The op on values of its own, so that the program's values are not read by it."""
-    types = [_flat(attention), rotation, rotation, *(slot and slot.type for slot in attention.slots()[1:])]
-    return _of(attention, [None if type_ is None else create_ssa_value(type_) for type_ in types])
+    own = [create_ssa_value(type_) for type_ in (_flat(attention), rotation, rotation)]
+    others = [None if slot is None else create_ssa_value(slot.type) for slot in attention.slots()[1:]]
+    return _of(attention, [*own, *others])
 
 
 def _of(attention: SparseAttention, slots: list[Slot]) -> Attend:
@@ -125,6 +126,7 @@ def _reached(value: SSAValue, pattern: FuncOp) -> Iterator[Operation]:
     last = pattern.body.block.last_op
     assert last is not None
     result = last.operands[0]
+    assert isinstance(result.owner, Operation)
     seen: set[Operation] = set()
     waiting = [value]
     while waiting:

@@ -15,6 +15,7 @@ from dsv41c.runtime.batch import Piece, step_inputs
 from dsv41c.runtime.bill import MemoryBill
 from dsv41c.runtime.bounded import ENCODE, TAIL, BoundedPrefill
 from dsv41c.runtime.caches import CachePool
+from dsv41c.runtime.call_check import CallCheck
 from dsv41c.runtime.executor_cpu import CpuExecutor
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.preconditions import Preconditions
@@ -55,6 +56,7 @@ class Engine:
             model's authors intend (SPEC 5.4); prompts no longer than a window are exact.
         prefix: what is kept of prompts and answers, so that prompts with the same beginning need not run it; nothing if
             absent. An exact engine goes on from kept window states only; a bounded one replays where there is none.
+        check: after every call, see that it wrote nothing of other requests and gave numbers; for finding faults.
     Raises:
         RequestError: sizes or a prefill that this plan cannot serve.
 
@@ -75,6 +77,7 @@ class Engine:
         poison: bool = False,
         prefill: str = "exact",
         prefix: PrefixOptions | None = None,
+        check: bool = False,
     ) -> None:
         self.config = ModelConfig.from_dict(plan.manifest.model)
         may_replay = prefix is not None and prefill == "bounded"
@@ -91,6 +94,7 @@ class Engine:
             plan.manifest.state, plan.programs, self.sizes.page_tokens, max(0, self.config.engram_max_ngram_size - 1)
         )
         self.executor = CpuExecutor(plan, self.caches.tensors, threads)
+        self._check = CallCheck(self.caches) if check else None
         self.scheduler = Scheduler(self._limits())
         self.replay: Replay | None = None
         self.prefix: PrefixCache | None = None
@@ -329,7 +333,11 @@ class Engine:
         if program == ENCODE_REPLAY:
             assert self.replay is not None, "only an engine that may replay has requests that replay"
             inputs |= self.replay.inputs(pieces, inputs)
+        if self._check is not None:
+            self._check.before()
         outputs = self.executor.run(program, {**inputs, **(extra or {})})
+        if self._check is not None:
+            self._check.after(program, pieces, outputs)
         for request, piece in zip(requests, pieces, strict=True):
             self.preconditions.advance(program, piece, request.held)
         return outputs

@@ -48,6 +48,7 @@ class PageStore:
                 "pages on disk need the package lmdb; install dsv41c[server], or serve without a store"
             ) from None
         self._folder, self._limit = folder, limit
+        self._fault: type[Exception] = lmdb.Error
         self.damaged = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,8 +76,12 @@ class PageStore:
 
     def get(self, name: bytes) -> bytes | None:
         """The bytes of that name, or None."""
-        with self._env.begin(db=self._pages) as read:
-            record = read.get(name)
+        try:
+            with self._env.begin(db=self._pages) as read:
+                record = read.get(name)
+        except self._fault as error:
+            _LOG.warning("a page cannot be read from %s: %s", self._folder, error)
+            return None
         if record is None:
             return None
         body = record[_CHECK + _ORDER.size :]
@@ -87,14 +92,20 @@ class PageStore:
         return bytes(body)
 
     def put(self, records: Mapping[bytes, bytes]) -> None:
-        """Adds pages in one transaction; a name that is there already keeps its bytes."""
-        with self._env.begin(write=True) as write:
-            for name in self._touched:
-                self._touch(write, name)
-            self._touched = []
-            for name, body in records.items():
-                if write.get(name, db=self._pages) is None and len(body) <= self._limit:
-                    self._add(write, name, body)
+        """Adds pages in one transaction; a name that is there already keeps its bytes.
+
+        A disk that is full or broken costs the pages and a line in the log, and nothing else.
+        """
+        touched, self._touched = self._touched, []
+        try:
+            with self._env.begin(write=True) as write:
+                for name in touched:
+                    self._touch(write, name)
+                for name, body in records.items():
+                    if write.get(name, db=self._pages) is None and len(body) <= self._limit:
+                        self._add(write, name, body)
+        except self._fault as error:
+            _LOG.warning("%d pages cannot be written to %s: %s", len(records), self._folder, error)
 
     def _claim(self, identity: bytes) -> None:
         with self._env.begin(write=True, db=self._about) as write:
@@ -110,8 +121,11 @@ class PageStore:
     def _remove_damaged(self, name: bytes) -> None:
         self.damaged += 1
         _LOG.warning("page %s of %s was damaged; removed", name.hex(), self._folder)
-        with self._env.begin(write=True) as write:
-            self._remove(write, name)
+        try:
+            with self._env.begin(write=True) as write:
+                self._remove(write, name)
+        except self._fault as error:
+            _LOG.warning("it cannot be removed: %s", error)
 
     # --- within a transaction; `write` is an lmdb.Transaction -----------------------------------------------------
 

@@ -48,6 +48,7 @@ KEY_VARIABLE = "DSV41C_API_KEY"
 @click.option("--store", metavar="DIR", type=click.Path(path_type=Path), help="Keep pages of prompts on disk too.")
 @click.option("--store-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True, help="Of that folder.")
 @click.option("--chat-template", metavar="FILE", type=click.Path(path_type=Path), help="A Jinja file for chats.")
+@click.option("--check", is_flag=True, help="After every call, see that it wrote nothing of other requests; slow.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Where the checkpoint lies now, if it was moved.")
 def serve_command(
     plan: Path,
@@ -70,6 +71,7 @@ def serve_command(
     store: Path | None,
     store_bytes: int,
     chat_template: Path | None,
+    check: bool,
     checkpoint: Path | None,
 ) -> None:
     """Answers OpenAI's completions over HTTP from a plan, until it is interrupted.
@@ -104,6 +106,7 @@ def serve_command(
         memory_bytes=memory_bytes,
         chunk_tokens=chunk_tokens,
         row_multiple=row_multiple,
+        check=check,
         prefix=None if no_prefix else PrefixOptions(state_seconds, store=store, store_bytes=store_bytes),
     )
     options = ServerOptions(

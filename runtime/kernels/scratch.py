@@ -97,7 +97,8 @@ def _attend(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
 
 
 def _sparse_attention(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
-    return _attention(*_sizes(shapes, 0), shapes[1:], attrs)
+    rows, heads, channels = _sizes(shapes, 0)
+    return _attention(rows, heads, channels, shapes[1:], attrs)
 
 
 def _attention(rows: int, heads: int, channels: int, caches: Shapes, attrs: Mapping[str, Any]) -> int:

@@ -141,14 +141,14 @@ class _Attention:
             yield rows, self._keys(fresh, window_index[rows], None if main_slots is None else main_slots[rows], dim)
 
     def _keys(self, fresh: Tensor, index: Tensor, slots: Tensor | None, dim: int) -> _Keys:
-        width = index.shape[1]
-        # A tile of keys shares one maximum, so a block that ends inside one cannot be multiplied by itself.
-        slides = (slots is None or width % ops.KEY_TILE == 0) and _sliding(index)
+        slides = _sliding(index)
+        window = self._window_block(fresh, index, dim, slides)
         if slots is None or self._main is None:
-            return _Keys([self._window_block(fresh, index, dim, slides)], _bias(index))
-        bias = _bias(torch.cat((index, slots), dim=1))
-        window, main = self._window_block(fresh, index, dim, slides), self._main_block(slots, dim)
-        return _Keys([window, main] if slides else [_joined(window, main)], bias)
+            return _Keys([window], _bias(index))
+        main = self._main_block(slots, dim)
+        # A tile of keys shares one maximum, so a block that ends inside one cannot be multiplied by itself.
+        apart = slides and window.width % ops.KEY_TILE == 0
+        return _Keys([window, main] if apart else [_joined(window, main)], _bias(torch.cat((index, slots), dim=1)))
 
     def _window_block(self, fresh: Tensor, index: Tensor, dim: int, slides: bool) -> _Block:
         if slides:
@@ -226,9 +226,11 @@ def _packed(cache: Tensor, slots: Tensor, row_format: str, page: int, dim: int) 
 
 
 def _joined(first: _Block, second: _Block) -> _Block:
-    assert first.places is not None
     assert second.places is not None
-    places = torch.cat((first.places, second.places + first.table.shape[0]), dim=1)
+    own = first.places
+    if own is None:
+        own = torch.arange(second.places.shape[0]).unsqueeze(1) + torch.arange(first.width)
+    places = torch.cat((own, second.places + first.table.shape[0]), dim=1)
     return _Block(torch.cat((first.table, second.table)), places, first.width + second.width)
 
 

@@ -92,6 +92,18 @@ def test_a_store_of_another_plan_or_no_store_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path / "b")
 
 
+def test_a_disk_without_room_costs_pages_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv41c.runtime.page_store._LEAST_MAP", 1 << 16)
+    monkeypatch.setattr("dsv41c.runtime.page_store._SLACK", 0)
+    store = open_store(tmp_path)
+    for number in range(100):
+        store.put({name(number): body(number)})
+    found = [store.get(name(number)) for number in range(100)]
+    assert found[0] == body(0)
+    assert found[99] is None
+    assert all(one in (None, body(number)) for number, one in enumerate(found))
+
+
 _WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])

@@ -38,7 +38,7 @@ def finish(engine: Engine, request: Request) -> Request:
 
 
 @pytest.mark.parametrize("prefill", PREFILLS)
-@pytest.mark.parametrize(("length", "calls"), [(7, 1), (33, 1), (33, 2), (40, 4), (41, 6)])
+@pytest.mark.parametrize(("length", "calls"), [(33, 1), (41, 5)])
 def test_what_one_engine_began_another_ends(
     mini6_plan: Path, engines: dict[str, Engine], prefill: str, length: int, calls: int
 ) -> None:

@@ -47,7 +47,7 @@ def cold(mini6_plan: Path) -> dict[str, Engine]:
 @pytest.mark.parametrize("prefill", PREFILLS)
 def test_the_same_prompt_twice_hits_and_gives_the_same(mini6_plan: Path, cold: dict[str, Engine], prefill: str) -> None:
     engine = load(mini6_plan, prefill)
-    for length in (16, 17, 33, 48, 70):
+    for length in (16, 17, 70):
         prompt = [length, *prompt_of(length - 1)]
         want = run(cold[prefill], prompt)[1]
         first, second = (run(engine, prompt) for _ in range(2))
@@ -149,16 +149,16 @@ def test_a_replay_gives_what_it_gives_from_disk_in_another_engine(mini6_plan: Pa
 
 
 def test_full_caches_give_idle_pages_away_and_results_stay_right(mini6_plan: Path, cold: dict[str, Engine]) -> None:
-    engine = load(mini6_plan, "exact", cache_tokens=112, max_sequences=2)
+    engine = load(mini6_plan, "exact", cache_tokens=80, max_sequences=2)
     assert engine.prefix is not None
     for turn in range(2):
-        for first in (5, 6, 7):
+        for first in (5, 6):
             prompt = [first, *prompt_of(60)]
             logits = run(engine, prompt)[1]
             assert torch.equal(logits, run(cold["exact"], prompt)[1]), (turn, first)
-    assert engine.prefix.counts.hits < 3
+    assert engine.prefix.counts.hits == 0, "five pages do not hold three of each"
     assert run(engine, prompt)[0].cached_tokens == 48
-    assert engine.caches.pages.idle <= 7
+    assert engine.caches.pages.idle <= 5
     assert engine.caches.used_bytes == 0
 
 

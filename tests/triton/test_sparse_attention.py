@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.families import Kernel
 from dsv41c.compiler.codegen.triton.kernels import sparse_attention
+from dsv41c.compiler.codegen.triton.targets import TARGETS
 from dsv41c.models import ops, quant
 
 # Shares of the keys have maxima of their own, so more roundings differ; relative L2 of all outputs, seen 1.2e-3.
@@ -147,10 +148,11 @@ def test_pages_beyond_int32() -> None:
     assert_close(case.run(), expected)
 
 
-def test_tiles_by_backend() -> None:
-    """Blocks of heads are no larger than there are heads for, and each backend has one."""
+def test_tiles_by_target() -> None:
+    """Blocks of heads are no larger than there are heads for, and every target has one tile."""
     few, many = (sparse_attention.attend("a", heads, 512, *Case(1, 64, 16, 8, 1).sizes).tiles for heads in (8, 64))
-    assert [(tile.holes["BLOCK_HEADS"], tile.backends) for tile in few] == [(16, ("cuda",)), (16, ("hip",))]
-    assert [tile.holes["BLOCK_HEADS"] for tile in many] == [32, 16, 16]
+    assert [tile.holes["BLOCK_HEADS"] for tile in few] == [16, 16, 16]
+    assert [tile.holes["BLOCK_HEADS"] for tile in many] == [32, 16, 16, 16]
+    assert all(any(name.startswith(tile.targets) for tile in few) for name in TARGETS)
     alone = sparse_attention.attend("a", 64, 512, (128, RING, 528 * RING), (0, 1, 0)).tiles
-    assert [tile.holes["BLOCK_HEADS"] for tile in alone] == [16, 16]
+    assert [tile.holes["BLOCK_HEADS"] for tile in alone] == [16, 16, 16]

@@ -32,13 +32,13 @@ class Tile:
 
     Attributes:
         holes: the values of the tile's constexprs. warps, stages: Triton's num_warps and num_stages.
-        backends: the targets' backends that it is meant for.
+        targets: what the names of the targets start with that it is meant for.
     """
 
     holes: Mapping[str, Hole]
     warps: int = 4
     stages: int = 2
-    backends: tuple[str, ...] = ("cuda", "hip")
+    targets: tuple[str, ...] = ("cuda:", "hip:")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Kernel:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Kernel":
         """The inverse of `to_json`."""
-        tiles = tuple(Tile(**{**tile, "backends": tuple(tile["backends"])}) for tile in data["tiles"])
+        tiles = tuple(Tile(**{**tile, "targets": tuple(tile["targets"])}) for tile in data["tiles"])
         grid = tuple((size, per) for size, per in data["grid"])
         names = {name: tuple(data[name]) for name in ("unaligned", "multiples", "sizes")}
         return cls(**{**data, "tiles": tiles, "grid": grid, **names})

@@ -62,7 +62,7 @@ def _cell(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache) -> str:
     if one is None:
         return "-"
     spills = f"+{one.spill_bytes}" if one.spill_bytes else ""
-    first = next(number for number, tile in enumerate(kernel.tiles) if target.backend in tile.backends)
+    first = next(number for number, tile in enumerate(kernel.tiles) if target.name.startswith(tile.targets))
     return f"{one.registers}{spills} / {one.shared_bytes / 1024:.3g}{' t' if one.tile != first else ''}"
 
 

@@ -42,7 +42,7 @@ def compile_kernel(kernel: Kernel, target: GpuTarget, folder: Path) -> dict[str,
     reasons: dict[int, str] = {}
     spilling: list[dict[str, Any]] = []
     for number, tile in enumerate(kernel.tiles):
-        if target.backend not in tile.backends:
+        if not target.name.startswith(tile.targets):
             continue
         report, problems = _attempt(kernel, target, tile, folder)
         if not problems and report["spill_bytes"]:

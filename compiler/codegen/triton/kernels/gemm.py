@@ -155,7 +155,7 @@ def gemm(
     weight = "*bf16" if form == "bf16" else "*u8"
     arguments = {"x_ptr": "*bf16", "w_ptr": weight, "scale_ptr": "*u8", "y_ptr": f"*{'fp32' if skinny else result}"}
     holes: dict[str, Hole] = {"FORMAT": form, "GROUPS": groups, "IN_PARTS": skinny, "FP8_CASTS": True}
-    tiles = _SKINNY if skinny else _TILED
+    tiles: tuple[Tile, ...] = _SKINNY if skinny else _TILED
     if groups > 1:
         tiles = _tiles_within(tiles, group_outputs)
     multiples = ("n_inputs", "n_outputs")

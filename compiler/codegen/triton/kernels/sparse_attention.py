@@ -343,9 +343,13 @@ def _tiles(heads: int, channels: int, selected: int) -> tuple[Tile, ...]:
     # Over window rows alone, 32 heads were seen to spill on sm_80, sm_90, sm_100 and sm_120.
     blocks = (32, 16) if heads >= 32 and selected else (16,)
     held = [{"BLOCK_HEADS": block, "CHUNKS": chunks, "HELD": True} for block in blocks]
-    again = {"BLOCK_HEADS": 16, "CHUNKS": max(1, chunks // 2), "HELD": False}
-    cuda = [Tile(holes, warps=8, stages=1, backends=("cuda",)) for holes in held]
-    return (*cuda, Tile(again, warps=4, stages=1, backends=("hip",)))
+    cuda = [Tile(holes, warps=8, stages=1, targets=("cuda:",)) for holes in held]
+    return (*cuda, _again(max(1, chunks // 4), 4, "hip:gfx9"), _again(max(1, chunks // 2), 8, "hip:gfx1"))
+
+
+def _again(chunks: int, warps: int, targets: str) -> Tile:
+    holes = {"BLOCK_HEADS": 16, "CHUNKS": chunks, "HELD": False}
+    return Tile(holes, warps=warps, stages=1, targets=(targets,))
 
 
 def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
