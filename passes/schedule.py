@@ -16,6 +16,8 @@ from dsv41c.ir.transient import PeakFinder, Tile, largest_sizes, launches_of
 from dsv41c.ir.types import TensorType
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
+_NEAR = 8  # launches behind what a store needs, among which it takes its place
+
 
 @dataclass(frozen=True)
 class Schedule(Pass):
@@ -50,8 +52,10 @@ class Schedule(Pass):
             if has_one_row(func) or len(launches) < 2:
                 continue
             finder = PeakFinder(func, largest_sizes(func), ctx.scratch)
-            order = _ordered(launches, finder)
-            if _peak(finder, order) >= _peak(finder, launches):
+            order = _with_stores(launches, finder)
+            other = _with_stores(_ordered(launches, finder), finder)
+            order = min(order, other, key=lambda one: _peak(finder, one))
+            if order == launches:
                 continue
             counts["program"] += 1
             counts["launch"] += sum(before is not after for before, after in zip(launches, order, strict=True))
@@ -101,6 +105,39 @@ def _growth(op: Launch, live: Set[SSAValue], finder: PeakFinder) -> int:
     """Bytes that are held more before a launch than behind it, where `live` is."""
     needed = sum(finder.bytes(value) for value in _made(op.operands) - live)
     return needed - sum(finder.bytes(value) for value in _made(op.results) & live)
+
+
+def _with_stores(launches: Sequence[Launch], finder: PeakFinder) -> list[Launch]:
+    """The launches with every store moved to where the fewest bytes are held, among its next places."""
+    stores = [op for op in launches if cache_writes(op)]
+    order = [op for op in launches if op not in set(stores)]
+    held = _held_before(order, finder)
+    graph = _dependences(launches)
+    number = {op: place for place, op in enumerate(launches)}
+    at: dict[Launch, int] = {}  # the launch of `order` before which a store stands
+    place = {op: i for i, op in enumerate(order)}
+    for store in stores:
+        needed = [launches[one] for one in graph.predecessors(number[store])]
+        later = [launches[one] for one in graph.successors(number[store])]
+        first = max((at[op] if op in at else place[op] + 1 for op in needed), default=0)
+        last = min((place[op] for op in later if op in place), default=len(order))
+        at[store] = min(range(first, min(last, first + _NEAR) + 1), key=lambda one: (held[one], one))
+    found: list[Launch] = []
+    for i in range(len(order) + 1):
+        found += [store for store in stores if at[store] == i]
+        found += order[i : i + 1]
+    return found
+
+
+def _held_before(order: Sequence[Launch], finder: PeakFinder) -> list[int]:
+    """Bytes that are held before each launch, and behind the last."""
+    finder.in_order(order)
+    live = finder.inputs()
+    held = [sum(live.values())]
+    for op in order:
+        finder.after(Tile(0, (op,)), live)
+        held.append(sum(live.values()))
+    return held
 
 
 def _made(values: Iterable[SSAValue]) -> set[SSAValue]:

@@ -15,7 +15,7 @@ def test_json(mini6_plan: Path, process) -> None:
     kernels = {kernel["name"]: kernel for kernel in found["kernels"]}
     assert found["reference_kernels"] == sorted(name for name, one in kernels.items() if one["kind"] == "reference")
     assert {"experts", "index_topk", "rotary", "store"} <= set(found["reference_kernels"])
-    for program, callers in (("step", {"linears", "moe"}), ("step_one_row", {"experts"})):
+    for program, callers in (("step", {"attend", "linears", "moe"}), ("step_one_row", {"experts"})):
         bodies = found["programs"][program]["bodies"]
         assert all(kernels[body]["kind"] == "iree" for body in bodies)
         assert set(bodies.values()) == callers

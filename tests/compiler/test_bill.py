@@ -65,7 +65,9 @@ CONTEXTS = (4096, 65536, MILLION)
 @cache
 def lowered(model: str) -> Lowered:
     # The step program alone: its slices are lowered by the same passes and take three times as long.
-    return lower_config(config_of(model), CompileOptions(max_rows=16384), skip=frozenset({"split-ced"}))
+    return lower_config(
+        config_of(model), CompileOptions(max_rows=16384, transient_budget=3 << 30), skip=frozenset({"split-ced"})
+    )
 
 
 @cache

@@ -120,7 +120,7 @@ def test_refusals(executor: CpuExecutor, plan_folder: Path, rewrite: Callable[..
         executor.run("tail", {})
     with pytest.raises(PlanError, match=r"takes a; missing: a"):
         executor.run("negate", {})
-    with pytest.raises(PlanError, match=r"no reference kernel spin; it has dequantize, .*store"):
+    with pytest.raises(PlanError, match=r"no reference kernel spin; it has attend, .*store"):
         registry.find("spin")
     kernels = tuple(KernelEntry(k.name, k.kind, k.band, k.file, f"{k.function}_2") if k.file else k
                     for k in hand_made_manifest().kernels)  # fmt: skip

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from interpreter import run
-from test_cache_rows import EPS, rotation, rows_of
+from test_cache_writers import EPS, rotation, rows_of
 
 from dsv41c.compiler.codegen.triton.families import Tile
 from dsv41c.compiler.codegen.triton.kernels import activations
