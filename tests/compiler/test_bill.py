@@ -255,12 +255,13 @@ def test_every_launch_of_sched40_has_its_place(sched40: dict[str, FuncOp], sched
 
 
 def test_layers_of_a_kind_take_equally_many_launches(sched40: dict[str, FuncOp]) -> None:
-    """Reuse layers in the middle of the decoder are all alike."""
+    """Reuse layers of the decoder are all alike, but for the last, to which a launch before the head counts."""
     for name in ("step", "step_one_row"):
         counts = launches_by_layer(sched40[name])
         kinds = launches_by_kind(sched40[name], config_of("sched40"))
-        reuse = [layer for layer in range(21, 40) if config_of("sched40").layer_mode(layer) == "reuse"]
-        assert {counts[layer] for layer in reuse} == {kinds["reuse"]}
+        *reuse, last = [layer for layer in range(21, 40) if config_of("sched40").layer_mode(layer) == "reuse"]
+        assert {counts[layer] for layer in reuse} == {kinds["reuse"] - 1}
+        assert counts[last] == kinds["reuse"]
         assert kinds["reuse"] < kinds["reindex"] < kinds["full"]
 
 
