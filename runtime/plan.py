@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +24,7 @@ from dsv41c.runtime.plan_format import (
     MANIFEST,
     MANIFEST_DIGEST,
     VIEWS,
+    DeviceProgram,
     KernelEntry,
     Launch,
     LaunchList,
@@ -52,12 +53,14 @@ class Plan:
         manifest: its manifest.
         programs: the launch lists by program name.
         checkpoint: the folder the weights are mapped from.
+        device: what GPUs run, by name.
     """
 
     path: Path
     manifest: Manifest
     programs: dict[str, Program]
     checkpoint: Path
+    device: dict[str, DeviceProgram] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path, *, checkpoint: str | Path | None = None, cpuinfo: Path = CPUINFO) -> Plan:
@@ -82,11 +85,11 @@ class Plan:
         _check_weights(manifest)
         launches = launches_from_json(_read_json(folder / LAUNCHES))
         _check_launches(launches, manifest)
-        return cls(folder, manifest, launches.programs, checkpoint_folder)
+        return cls(folder, manifest, launches.programs, checkpoint_folder, launches.device)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest and the launch lists as JSON values."""
-        return {"manifest": to_json(self.manifest), "launches": to_json(LaunchList(self.programs))}
+        return {"manifest": to_json(self.manifest), "launches": to_json(LaunchList(self.programs, self.device))}
 
     def kernel(self, name: str) -> KernelEntry:
         """The kernel of that name; the loader has checked that launches name no other."""

@@ -7,7 +7,8 @@ reads by.
     everything else         listed with its digest in `Manifest.digests`
 
 A launch argument is text: `%name` a value of the program, `@symbol` a weight, `$name` a cache, or null for an absent
-optional argument.
+optional argument. A launch on a GPU has numbers and sizes too: a size is a number or an expression in the program's
+symbols, see `runtime.expressions`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ import torch
 from dsv41c.errors import PlanError
 from dsv41c.models.state import StateSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 LAUNCHES = "launches.json"
 VIEWS = "kernels/views.vmfb"  # the device's own helper module, in every plan
 CONSTANTS = "constants.safetensors"
 
-KERNEL_KINDS = ("iree", "reference")
+KERNEL_KINDS = ("iree", "reference", "triton")
 BANDS = ("reference", "portable", "tuned")
 # Launch attributes that name a compiled function which the launched kernel calls; `_0`, `_1`, ... behind one where a
 # kernel has several of a role.
@@ -79,17 +80,62 @@ class PassRecord:
 
 
 @dataclass(frozen=True)
+class GpuKernel:
+    """What a launch of a GPU kernel needs to know, and what the compiler's tools report about its binary.
+
+    Attributes:
+        arguments: name -> type in the order in which they are passed: "*bf16" a pointer, "i32", "i64", "fp32" numbers.
+            Two null pointers follow them in a binary of Triton.
+        grid: programs along each axis as (size, per): size over per, rounded up. A size is a number, an argument's name
+            or a name of `sizes`; `per` too, and those that the tile decides are numbers here.
+        warps: of one program.
+        sizes: what only the grid needs to know at launch.
+        unaligned: pointers that need not be divisible by 16 bytes; all others must be.
+        multiples: numbers that must be divisible by 16.
+        registers, spill_bytes: of one thread.
+        shared_bytes: of one program, given at launch.
+        load_bits: the widest load from global memory. mma: the matrix instructions in the disassembly.
+        assembly: the file of the text that the binary was assembled from, for a driver older than the assembler.
+        source: the file of the kernel's source in the plan; people read it, nothing runs it.
+        holes: the source's constants, tile included. tile: number of warps and stages and the holes that it decides.
+        chosen: where the tile comes from: "default", "tuned" or "smaller".
+        refused: why tiles before it were not taken.
+    """
+
+    arguments: dict[str, str]
+    grid: tuple[tuple[int | str, int | str], ...]
+    warps: int
+    sizes: tuple[str, ...] = ()
+    unaligned: tuple[str, ...] = ()
+    multiples: tuple[str, ...] = ()
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    load_bits: int = 0
+    mma: tuple[str, ...] = ()
+    assembly: str | None = None
+    source: str | None = None
+    holes: dict[str, Any] = field(default_factory=dict)
+    tile: dict[str, Any] = field(default_factory=dict)
+    chosen: str = "default"
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class KernelEntry:
     """A kernel that launches may name.
 
     Attributes:
-        name: the name launches use; a reference kernel has the name of its custom op.
-        kind: "iree" (a function of a compiled module) or "reference" (a registered torch function of the runtime).
+        name: the name launches use; a reference kernel has the name of its custom op. On GPUs every target has an entry
+            of that name.
+        kind: "iree" (a function of a compiled module), "triton" (a GPU's binary) or "reference" (a registered torch
+            function of the runtime).
         band: "reference", "portable" or "tuned".
         file: the module file inside the plan; null for reference kernels.
         function: the function in that module; null for reference kernels.
         target: the target it was compiled for; null for reference kernels.
         sizes: symbols whose size it was compiled for; it holds for no other.
+        gpu: of GPU kernels only.
     """
 
     name: str
@@ -99,6 +145,7 @@ class KernelEntry:
     function: str | None = None
     target: str | None = None
     sizes: dict[str, int] = field(default_factory=dict)
+    gpu: GpuKernel | None = None
 
 
 @dataclass(frozen=True)
@@ -269,10 +316,68 @@ class Program:
 
 
 @dataclass(frozen=True)
+class DeviceBuffer:
+    """A value of a GPU program: memory that launches read and write.
+
+    Attributes:
+        dtype: a key of `ELEMENT_TYPES`.
+        shape: sizes.
+        of: the `%value`, `@weight` or `$cache` that it lies in; null for memory of its own.
+        offset: a size, in bytes, from where that begins.
+    """
+
+    dtype: str
+    shape: tuple[int | str, ...]
+    of: str | None = None
+    offset: int | str = 0
+
+
+@dataclass(frozen=True)
+class DeviceLaunch:
+    """One launch of a GPU kernel; its grid is that of the kernel's entry.
+
+    Attributes:
+        kernel: the name of a `KernelEntry` of every GPU target of the plan.
+        args: in the order of the kernel's arguments: `%value`, `@weight` or `$cache` for a pointer, null for a pointer
+            that the kernel does not read, a number or a size for a number.
+        sizes: a size for each of the entry's `sizes`.
+    """
+
+    kernel: str
+    args: tuple[int | float | str | None, ...]
+    sizes: dict[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """What a GPU runs for one program; an input `x` is the value `%x`.
+
+    Attributes:
+        inputs, caches, outputs: as of a `Program`; outputs name buffers.
+        buffers: the values by their name without `%`, those of the inputs left out.
+        launches: in order.
+        of: the program of the plan that it computes, for calls of the sizes below; null for one of its own.
+        sizes: the sizes that a call must have, by symbol of the inputs' shapes.
+        buckets: numbers of rows with places for the buffers that have memory of their own, by `%value`; with rising
+            numbers of rows.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    caches: tuple[str, ...]
+    outputs: tuple[OutputSpec, ...]
+    buffers: dict[str, DeviceBuffer]
+    launches: tuple[DeviceLaunch, ...]
+    of: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    buckets: tuple[Bucket, ...] = ()
+
+
+@dataclass(frozen=True)
 class LaunchList:
-    """launches.json: every program of the plan, by name."""
+    """launches.json: every program of the plan by name, and what GPUs run, by a name of its own."""
 
     programs: dict[str, Program]
+    device: dict[str, DeviceProgram] = field(default_factory=dict)
 
 
 def part_names(attrs: Mapping[str, Any]) -> list[str]:
@@ -371,6 +476,9 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         of = typing.get_args(kind)[1]
         return {key: _decode(of, item, f"{where}.{key}") for key, item in value.items()}
     allowed = typing.get_args(kind) if origin in (types.UnionType, typing.Union) else (kind,)
+    record = next((one for one in allowed if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+    if record is not None and value is not None:
+        return _decode_record(record, value, where)
     # bool is an int to Python but not to a manifest.
     fits = isinstance(value, allowed) and not (isinstance(value, bool) and bool not in allowed)
     _expect(fits, " or ".join("null" if one is types.NoneType else one.__name__ for one in allowed), value, where)

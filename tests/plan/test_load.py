@@ -103,7 +103,7 @@ def rewrite(plan: Path, change: Callable[[dict[str, object]], None]) -> None:
 
 def test_another_format_version(plan: Path) -> None:
     rewrite(plan, lambda manifest: manifest.update(format=99))
-    with pytest.raises(PlanError, match="plan format 99, this runtime reads format 1; compile it again"):
+    with pytest.raises(PlanError, match="plan format 99, this runtime reads format 2; compile it again"):
         dsv41c.load(plan)
 
 

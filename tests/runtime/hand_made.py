@@ -9,6 +9,7 @@ import torch
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import state_specs
 from dsv41c.runtime.plan_format import (
+    FORMAT_VERSION,
     CheckpointEntry,
     InputSpec,
     KernelEntry,
@@ -143,7 +144,7 @@ def hand_made_manifest() -> Manifest:
     kernels = [KernelEntry(name, "reference", "reference") for name in reference]
     kernels += [KernelEntry(name, "iree", "portable", "kernels/cpu.vmfb", name, "cpu") for name in ("negate", "expert")]
     return Manifest(
-        format=1,
+        format=FORMAT_VERSION,
         model=config,
         targets=(Target("cpu"),),
         shape_ranges={"T": (1, 64), "B": (1, 4), "P": (1, 12), "R": (1, 64), "N": (1, 1024), "S": (1, 64)},

@@ -51,7 +51,7 @@ def test_manifest_is_no_json(plan_folder: Path) -> None:
 
 def test_other_format_version_is_named_with_ours(plan_folder: Path, rewrite: Callable[..., None]) -> None:
     rewrite(format=7)
-    with pytest.raises(PlanError, match="plan format 7, this runtime reads format 1"):
+    with pytest.raises(PlanError, match="plan format 7, this runtime reads format 2"):
         Plan.load(plan_folder)
 
 
