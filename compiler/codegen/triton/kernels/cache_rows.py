@@ -23,6 +23,7 @@ from dsv41c.compiler.codegen.triton.kernels.formats import (
     e4m3_group_exponent,
     encode_e2m1,
     encode_e4m3,
+    largest_magnitude,
     power_of_two,
 )
 from dsv41c.compiler.codegen.triton.kernels.rows import inverse_root, rotate_pairs, sum_in_chains
@@ -84,7 +85,7 @@ def write_rows_kernel(
     # --- quantize and pack
     even = tl.reshape(even, (ROWS, GROUPS, GROUP // 2))
     odd = tl.reshape(odd, (ROWS, GROUPS, GROUP // 2))
-    amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=2)
+    amax = largest_magnitude(even, odd)
     if FORMAT == "fp8_e8m0":
         exponent = e4m3_group_exponent(amax)
         # Dividing by a power of two is multiplying by its inverse, exactly.
