@@ -175,6 +175,16 @@ def default_pipeline(transient_budget: int = 0) -> list[Pass]:
     return [replace(p, budget=transient_budget) if isinstance(p, PlanMemory) else p for p in passes]
 
 
+# Kernels there serve any number of rows, have no parts that other code computes, and quantize in launches of their own.
+_CPU_ONLY = {"specialize-rows", "fuse-rows", "outline-parts", "plan-memory"}
+
+
+def gpu_pipeline() -> list[Pass]:
+    """Give the passes for GPUs in order: those of all phases but what only the CPU asks for, stores as part of rows."""
+    passes = [pass_ for phase in PHASES for pass_ in phase.passes if pass_.name not in _CPU_ONLY]
+    return [replace(p, store=True) if isinstance(p, LowerFp4Kv | LowerIndexK) else p for p in passes]
+
+
 def phases_of(name: str) -> list[str]:
     """Give the phases that run a pass, e.g. "2 formats"; none for one that runs on request."""
     return [f"{phase.number} {phase.title}" for phase in PHASES if name in {pass_.name for pass_ in phase.passes}]

@@ -64,7 +64,7 @@ def test_experts() -> None:
     run(down, hidden_ptr=hidden, **made, w2_ptr=w2, s2_ptr=s2, y_ptr=y, n_experts=count)
     total = torch.full((rows, dim), torch.nan)
     combine = experts.combine("combine", dim, choices).with_tiles(Tile({"BLOCK": 256}))
-    run(combine, y_ptr=y, ids_ptr=ids, total_ptr=total, n_rows=rows)
+    run(combine, y_ptr=y, ids_ptr=ids, shared_ptr=y, total_ptr=total, n_rows=rows)
 
     expected = ops.experts(x, ids, route_weights, w1, s1, w3, s3, w2, s2, LIMIT)
     assert torch.equal(total[4], torch.zeros(dim))
@@ -79,7 +79,7 @@ def test_combine_adds_in_expert_order() -> None:
     ids = torch.tensor([[2, 0, 1], [5, 9, 3]])
     total = torch.empty(2, 32)
     kernel = experts.combine("combine", 32, 3).with_tiles(Tile({"BLOCK": 32}))
-    run(kernel, y_ptr=y, ids_ptr=ids, total_ptr=total, n_rows=2)
+    run(kernel, y_ptr=y, ids_ptr=ids, shared_ptr=y, total_ptr=total, n_rows=2)
     wide = y.float()
     assert torch.equal(total[0], (wide[0, 1] + wide[0, 2]) + wide[0, 0])
     assert torch.equal(total[1], (wide[1, 2] + wide[1, 0]) + wide[1, 1])
