@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
 
 # In the order in which they stand in docs/kernels.md.
-FAMILIES = ("activations", "cache_rows", "mhc", "gemm", "experts", "engram", "indexer", "sparse_attention")
+FAMILIES = (
+    "activations",
+    "cache_rows",
+    "mhc",
+    "gemm",
+    "experts",
+    "engram",
+    "indexer",
+    "sparse_attention",
+    "sampling",
+)
 
 Hole = int | float | bool | str
 _PACKAGE = "dsv41c.compiler.codegen.triton.kernels"
