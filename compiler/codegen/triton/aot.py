@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
-from dsv41c.compiler.codegen.triton.families import Kernel
+from dsv41c.compiler.codegen.triton.families import KERNELS, Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
 from dsv41c.errors import CompileError
 
@@ -25,7 +25,9 @@ __all__ = ["Compiled", "compile_kernel", "compile_kernels", "kept", "kernel_key"
 
 _WORKER = "dsv41c.compiler.codegen.triton.worker"
 _HERE = Path(__file__).parent
-_IMPORT = re.compile(r"^from dsv41c\.compiler\.codegen\.triton\.kernels\.(\w+) import", re.MULTILINE)
+_KERNELS = r"^from dsv41c\.compiler\.codegen\.triton\.kernels"
+# Of one module's functions, as families have it, and of whole modules, as generated sources have it.
+_IMPORT = re.compile(rf"{_KERNELS}(?:\.(\w+) import|\s+import\s+([\w, ]+)$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -109,19 +111,25 @@ def compile_kernels(
 
 def kernel_key(kernel: Kernel, target: GpuTarget) -> str:
     """The hash of everything that decides a binary: sources, holes, tiles, the target's data, Triton's version."""
-    texts = _sources(kernel.source, {_HERE / "worker.py"})
-    parts = (*texts, json.dumps(kernel.to_json()), json.dumps(target.to_json()), _triton_version())
+    texts = _sources(kernel.source, {})
+    parts = (
+        (_HERE / "worker.py").read_text(),
+        *texts,
+        json.dumps(kernel.to_json()),
+        json.dumps(target.to_json()),
+        _triton_version(),
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _sources(file: Path, seen: set[Path]) -> list[str]:
-    """The texts of the worker, of a kernel's module, and of the kernel modules that it imports."""
-    seen.add(file)
-    for name in _IMPORT.findall(file.read_text()):
-        imported = file.with_name(f"{name}.py")
-        if imported not in seen:
-            _sources(imported, seen)
-    return [path.read_text() for path in sorted(seen)]
+def _sources(source: str, seen: dict[str, str]) -> list[str]:
+    """The texts of a kernel's module and of the kernel modules that it imports."""
+    names = [name.strip() for one, several in _IMPORT.findall(source) for name in [one, *several.split(",")]]
+    for name in filter(None, names):
+        if name not in seen:
+            seen[name] = (KERNELS / f"{name}.py").read_text()
+            _sources(seen[name], seen)
+    return [source, *(seen[name] for name in sorted(seen))]
 
 
 class _Workers:
@@ -150,7 +158,7 @@ class _Workers:
         if "binary" not in reply:
             return (
                 f"kernel {kernel.name!r} does not fit {target.name} with any of its tiles: "
-                f"{'; '.join(reply['refused'])}; add a smaller tile to its family ({kernel.family}.py) or leave the "
+                f"{'; '.join(reply['refused'])}; add a smaller tile to its family ({kernel.family}) or leave the "
                 "target out"
             )
         compiled = Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})
