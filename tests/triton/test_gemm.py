@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreter import run
+from cost_rules import rule
+from interpreter import counted, run
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -84,6 +85,17 @@ def test_groups() -> None:
     y = product(gemm.gemm("groups", "fp8", 2, 64), x, bytes_of(w), scale)
     assert (y == ops.linear_fp8(x, w, scale, 2)).float().mean() > 0.99
     assert_rounded(y, ops.linear_definition(x.double(), quant.dequantize_weight(w, scale).double(), 2))
+
+
+def test_moves_what_its_rule_says() -> None:
+    """Weights once for all rows of a tile, inputs once for each tile of outputs."""
+    x, (w, scale) = activations(13, 320), fp8_weight(160, 320)
+    with counted() as moved:
+        y = product(gemm.gemm("tiled", "fp8"), x, bytes_of(w), scale)
+    cost = rule("linears", [x, w, scale], [y], groups=1, quantize=0)
+    tiles = -(-160 // int(TILE.holes["BLOCK_OUTPUTS"]))
+    assert moved["served"] == cost.read + (tiles - 1) * x.nbytes
+    assert moved["stores"] == cost.written
 
 
 def test_no_tile_lies_in_two_groups() -> None:

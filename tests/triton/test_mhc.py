@@ -1,6 +1,7 @@
 """mHC kernels against models/mhc_ops.py, at the released width."""
 
 import torch
+from cost_rules import rule
 from interpreter import counted, run
 from torch import Tensor
 
@@ -52,7 +53,8 @@ def test_site() -> None:
     results = {"normalized_ptr": normalized, "pre_ptr": pre, "post_ptr": post, "comb_ptr": comb}
     finish = mhc.finish("finish", DIM, ITERATIONS, SPLIT).with_tiles(Tile({"ROWS": 16}))
     read = {"parts_ptr": parts, "x_ptr": x, **by_pointer(given, "base", "scale", "weight")}
-    run(finish, **read, **results, n_rows=TOKENS, eps=EPS, mix_eps=NORM_EPS, norm_eps=NORM_EPS)
+    with counted() as finishing:
+        run(finish, **read, **results, n_rows=TOKENS, eps=EPS, mix_eps=NORM_EPS, norm_eps=NORM_EPS)
 
     expected = mhc_ops.mhc_site_definition(**given, iterations=ITERATIONS, eps=EPS, mix_eps=NORM_EPS, norm_eps=NORM_EPS)
     assert torch.equal(streams, expected[0])
@@ -66,6 +68,14 @@ def test_site() -> None:
     mixes = TOKENS * (4 + 4 + 16) * 4 * programs
     assert moved["loads"] == TOKENS * 5 * DIM * 2 + 24 * 4 * DIM * 4 + mixes
     assert moved["stores"] == TOKENS * 5 * DIM * 2 + TOKENS * 25 * 4 * programs
+
+    # Both kernels are the op; between them lie x and the partial products, and every split reads the mixes.
+    sizes = {"iterations": ITERATIONS, "eps": EPS, "mix_eps": NORM_EPS, "norm_eps": NORM_EPS}
+    cost = rule("mhc_site", list(given.values()), [streams, normalized, pre, post, comb], **sizes)
+    between = x.nbytes + TOKENS * 25 * 4 * programs
+    again = TOKENS * (4 + 4 + 16) * 4 * (programs - 1)
+    assert moved["served"] + finishing["served"] == cost.read + between + again
+    assert moved["stores"] + finishing["stores"] == cost.written + between
 
 
 def test_enter_leaves_the_streams() -> None:

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "KERNELS", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
 
 # In the order in which they stand in docs/kernels.md.
-FAMILIES = ("activations", "cache_rows", "mhc", "gemm", "experts", "engram", "indexer", "sparse_attention")
+FAMILIES = (
+    "activations",
+    "cache_rows",
+    "mhc",
+    "gemm",
+    "experts",
+    "engram",
+    "indexer",
+    "sparse_attention",
+    "sampling",
+)
 
 Hole = int | float | bool | str
 _PACKAGE = "dsv41c.compiler.codegen.triton.kernels"
@@ -82,6 +92,11 @@ class Kernel:
     def module(self) -> str:
         """The module of the function."""
         return f"{_PACKAGE}.{self.family}"
+
+    @property
+    def source_file(self) -> str:
+        """The name of the function's file."""
+        return f"{self.name if self.generated else self.family}.py"
 
     @property
     def source(self) -> str:
