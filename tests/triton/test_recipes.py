@@ -86,7 +86,9 @@ def input_type(value: Tensor) -> TensorType:
 
 def compare(kernel: str, ours: Tensor, theirs: Tensor) -> None:
     """Lists, bytes and what is only rounded again are equal; sums are within the bound of their family."""
-    if kernel in ("linears", "moe", "attend", "sparse_attention"):
+    if kernel == "linear_bf16" and ours.dtype == torch.float32:
+        assert ((ours - theirs).norm(dim=1) <= FP32_RELATIVE * theirs.norm(dim=1)).all()
+    elif kernel in ("linears", "linear_bf16", "moe", "attend", "sparse_attention"):
         assert_close(ours, theirs)
     elif kernel == "rotary":
         assert (ours - theirs).abs().max() <= ROTARY_ABSOLUTE
@@ -262,6 +264,18 @@ CASES: dict[str, Case] = {
         [ROW],
         {"groups": 2, "quantize": 0},
     ),
+    "linear_bf16": lambda: (
+        "linear_bf16",
+        [Given(rows_of(96)), Given(normal(40, 96).bfloat16(), weight=True)],
+        [(("T", 40), "bf16")],
+        {"wide": 0},
+    ),
+    "linear_bf16_wide": lambda: (
+        "linear_bf16",
+        [Given(rows_of(96)), Given(normal(40, 96).bfloat16(), weight=True)],
+        [(("T", 40), "f32")],
+        {"wide": 1},
+    ),
     "mhc_site": lambda: (
         "mhc_site",
         [*sublayer(), *predictor()],
@@ -340,7 +354,7 @@ CASES: dict[str, Case] = {
 
 
 # Ops whose kernels are others for few rows.
-CUT = ("linears", "linears_in_groups", "mhc_site", "moe", "attend", "index_topk")
+CUT = ("linears", "linear_bf16", "linear_bf16_wide", "linears_in_groups", "mhc_site", "moe", "attend", "index_topk")
 RUNS = [*((case, False) for case in CASES), *((case, True) for case in CUT)]
 
 

@@ -7,6 +7,7 @@ has them; their names hold what they are filled with.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from dsv41c.compiler.codegen.triton.device_builder import Argument, DeviceBuilder, LoweredOp, product
 from dsv41c.compiler.codegen.triton.families import Kernel
@@ -34,6 +35,7 @@ _MOST_PARTS = 8
 _MHC_BLOCK = 32  # channels that a split of mHC takes at least
 _KEY_TILE = 64
 _SMALLEST_SPAN = 16
+_ALIGNED = 16  # what the sizes that a kernel may count on are divisible by
 
 
 def recipe_for(op: LoweredOp, target: str) -> Recipe:
@@ -124,8 +126,7 @@ def _pack_rows(op: LoweredOp, build: DeviceBuilder) -> None:
 
 
 def _linears(op: LoweredOp, build: DeviceBuilder) -> None:
-    x = op.args[0]
-    assert x is not None
+    x, groups = op.args[0], op.attrs["groups"]
     if op.attrs["quantize"]:
         width = op.size(0, 1)
         rounded = build.scratch(op, "quantized", "bf16", *op.dims(0))
@@ -135,40 +136,70 @@ def _linears(op: LoweredOp, build: DeviceBuilder) -> None:
         x = rounded
     for number, result in enumerate(op.results):
         at = 1 + 2 * number
-        sizes = (op.dims(0)[0], op.size(at, 1), op.size(at, 0))
-        product_of(build, op, f"parts_{number}", x, (op.args[at], op.args[at + 1]), result, sizes, op.attrs["groups"])
+        weight = _Weight("fp8", op.args[at], op.args[at + 1], op.size(at, 0), op.size(at, 1), groups)
+        product_of(build, op, f"parts_{number}", x, op.dims(0)[0], weight, result)
+
+
+def _linear_bf16(op: LoweredOp, build: DeviceBuilder) -> None:
+    weight = _Weight("bf16", op.args[1], None, op.size(1, 0), op.size(1, 1))
+    result = "fp32" if op.attrs["wide"] else "bf16"
+    product_of(build, op, "parts", op.args[0], op.dims(0)[0], weight, op.results[0], result)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight as `gemm` takes it: outputs, and inputs of a group."""
+
+    form: str
+    weight: str | None
+    scale: str | None
+    outputs: int
+    inputs: int
+    groups: int = 1
+
+    @property
+    def group_outputs(self) -> int:
+        return self.outputs // self.groups if self.groups > 1 else 0
 
 
 def product_of(
     build: DeviceBuilder,
     op: LoweredOp,
     role: str,
-    x: str,
-    packed: tuple[str | None, str | None],
+    x: str | None,
+    rows: Dim,
+    weight: _Weight,
     result: str,
-    sizes: tuple[Dim, int, int],
-    groups: int = 1,
+    element: str = "bf16",
 ) -> None:
-    """One product with an fp8 weight; with few rows in parts of its inputs, which are then added.
+    """One product; with few rows in parts of its inputs, which are then added.
 
     Args:
-        role: of the scratch. packed: the weight and its scales. sizes: rows, inputs of a group, outputs.
+        role: of the scratch. x: rows of groups * inputs. result: its memory. element: of it, "bf16" or "fp32".
     """
-    rows, inputs, outputs = sizes
-    form = f"fp8_groups_{outputs // groups}" if groups > 1 else "fp8"
-    group_outputs = outputs // groups if groups > 1 else 0
-    given: dict[str, Argument] = {"x_ptr": x, "w_ptr": packed[0], "scale_ptr": packed[1]}
-    given |= {"n_rows": rows, "n_inputs": inputs, "n_outputs": outputs}
+    form, groups = weight.form, weight.groups
+    name = f"gemm_{form}{f'_groups_{weight.group_outputs}' if groups > 1 else ''}"
+    wide = "_fp32" if element == "fp32" else ""
+    given: dict[str, Argument] = {"x_ptr": x, "w_ptr": weight.weight, "scale_ptr": weight.scale}
+    given |= {"n_rows": rows, "n_inputs": weight.inputs, "n_outputs": weight.outputs}
     if not build.few:
-        kernel = gemm.gemm(f"gemm_{form}_tiled", "fp8", groups, group_outputs)
-        build.launch(kernel, **given, y_ptr=result, n_parts=1)
+        kernel = gemm.gemm(f"{name}{wide}_tiled", form, groups, weight.group_outputs, result=element)
+        build.launch(_any_outputs(kernel, weight), **given, y_ptr=result, n_parts=1)
         return
-    n_parts = max(1, min(_MOST_PARTS, inputs // _PART_INPUTS))
-    parts = build.scratch(op, role, "f32", n_parts, rows, outputs)
-    kernel = gemm.gemm(f"gemm_{form}_skinny", "fp8", groups, group_outputs, skinny=True)
-    build.launch(kernel, **given, y_ptr=parts, n_parts=n_parts)
-    total = product(rows, outputs)
-    build.launch(gemm.sum_parts("sum_parts"), parts_ptr=parts, y_ptr=result, n_values=total, n_parts=n_parts)
+    n_parts = max(1, min(_MOST_PARTS, weight.inputs // _PART_INPUTS))
+    parts = build.scratch(op, role, "f32", n_parts, rows, weight.outputs)
+    kernel = gemm.gemm(f"{name}_skinny", form, groups, weight.group_outputs, skinny=True)
+    build.launch(_any_outputs(kernel, weight), **given, y_ptr=parts, n_parts=n_parts)
+    adding = _any_outputs(gemm.sum_parts(f"sum_parts{wide}", element), weight)
+    build.launch(adding, parts_ptr=parts, y_ptr=result, n_values=product(rows, weight.outputs), n_parts=n_parts)
+
+
+def _any_outputs(kernel: Kernel, weight: _Weight) -> Kernel:
+    """A kernel that is not promised numbers of outputs which 16 divides, where a weight has others."""
+    if weight.outputs % _ALIGNED == 0:
+        return kernel
+    multiples = tuple(name for name in kernel.multiples if name == "n_inputs")
+    return replace(kernel, name=f"{kernel.name}_any", multiples=multiples)
 
 
 # --- mHC ----------------------------------------------------------------------------------------------------------
@@ -231,7 +262,6 @@ def _select_experts(op: LoweredOp, build: DeviceBuilder) -> None:
 
 def _moe(op: LoweredOp, build: DeviceBuilder) -> None:
     x, ids, weights, w1, s1, w3, s3, w2, s2, *shared = op.args
-    assert x is not None
     rows, dim = op.dims(0)[0], op.size(0, 1)
     choices, count, inner = op.size(1, 1), op.size(3, 0), op.size(3, 1)
     pairs = product(rows, choices)
@@ -256,16 +286,16 @@ def _moe(op: LoweredOp, build: DeviceBuilder) -> None:
     build.launch(combine, y_ptr=routed, ids_ptr=ids, shared_ptr=own, total_ptr=op.results[0], n_rows=rows)
 
 
-def _shared_expert(op: LoweredOp, build: DeviceBuilder, x: str, packed: list[str | None]) -> str:
+def _shared_expert(op: LoweredOp, build: DeviceBuilder, x: str | None, packed: list[str | None]) -> str:
     rows, dim, inner = op.dims(0)[0], op.size(0, 1), op.size(9, 0)
     w1, s1, w3, s3, w2, s2 = packed
     gate, up, hidden = (build.scratch(op, f"shared_{name}", "bf16", rows, inner) for name in ("gate", "up", "hidden"))
-    product_of(build, op, "shared_gate_parts", x, (w1, s1), gate, (rows, dim, inner))
-    product_of(build, op, "shared_up_parts", x, (w3, s3), up, (rows, dim, inner))
+    product_of(build, op, "shared_gate_parts", x, rows, _Weight("fp8", w1, s1, inner, dim), gate)
+    product_of(build, op, "shared_up_parts", x, rows, _Weight("fp8", w3, s3, inner, dim), up)
     swiglu = activations.swiglu_rows(f"swiglu_{inner}", inner)
     build.launch(swiglu, gate_ptr=gate, up_ptr=up, y_ptr=hidden, limit=op.attrs["limit"], n_rows=rows)
     own = build.scratch(op, "shared", "bf16", rows, dim)
-    product_of(build, op, "shared_parts", hidden, (w2, s2), own, (rows, inner, dim))
+    product_of(build, op, "shared_parts", hidden, rows, _Weight("fp8", w2, s2, dim, inner), own)
     return own
 
 
@@ -441,6 +471,7 @@ RECIPES: Mapping[str, Recipe] = {
     "fake_quantize": _fake_quantize,
     "index_pool_topk": _index_pool_topk,
     "index_topk": _index_topk,
+    "linear_bf16": _linear_bf16,
     "linears": _linears,
     "load": _load,
     "lookup": _lookup,
