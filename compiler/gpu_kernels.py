@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
@@ -55,8 +54,8 @@ def compile_for_gpus(
         entries.append(entry)
         files[str(entry.file)] = binary.binary
         files[str(entry.gpu.assembly)] = binary.assembly.encode()
-    for source in {kernel.source for kernel in kernels}:
-        files |= {_source_file(path): path.read_bytes() for path in aot.imported_sources(source)}
+    for kernel in kernels:
+        files |= {_source_file(name): text.encode() for name, text in aot.imported_sources(kernel).items()}
     return GpuKernels(tuple(entries), files)
 
 
@@ -78,7 +77,7 @@ def _entry(kernel: Kernel, is_tuned: bool, target: GpuTarget, compiled: Compiled
         load_bits=compiled.load_bits,
         mma=tuple(compiled.mma),
         assembly=f"{stem}.{target.assembly}",
-        source=_source_file(kernel.source),
+        source=_source_file(kernel.source_file),
         holes=kernel.filled(tile, target.fp8_casts),
         tile={**tile.holes, "warps": tile.warps, "stages": tile.stages},
         chosen=chosen,
@@ -96,5 +95,5 @@ def _chosen(kernel: Kernel, is_tuned: bool, target: GpuTarget, tile: int) -> str
     return "default" if tile == own[0] else "smaller"
 
 
-def _source_file(path: Path) -> str:
-    return f"kernels/sources/{path.name}"
+def _source_file(name: str) -> str:
+    return f"kernels/sources/{name}"

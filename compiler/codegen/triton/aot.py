@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
-from dsv41c.compiler.codegen.triton.families import Kernel
+from dsv41c.compiler.codegen.triton.families import KERNELS, Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
 from dsv41c.errors import CompileError
 
@@ -26,7 +26,9 @@ __all__ = ["Compiled", "compile_kernel", "compile_kernels", "imported_sources", 
 
 _WORKER = "dsv41c.compiler.codegen.triton.worker"
 _HERE = Path(__file__).parent
-_IMPORT = re.compile(r"^from dsv41c\.compiler\.codegen\.triton\.kernels\.(\w+) import", re.MULTILINE)
+_KERNELS = r"^from dsv41c\.compiler\.codegen\.triton\.kernels"
+# Of one module's functions, as families have it, and of whole modules, as generated sources have it.
+_IMPORT = re.compile(rf"{_KERNELS}(?:\.(\w+) import|\s+import\s+([\w, ]+)$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -116,20 +118,21 @@ def compile_kernels(
 
 def kernel_key(kernel: Kernel, target: GpuTarget) -> str:
     """The hash of everything that decides a binary: sources, holes, tiles, the target's data, Triton's version."""
-    texts = [path.read_text() for path in (*imported_sources(kernel.source), _HERE / "worker.py")]
+    texts = [*imported_sources(kernel).values(), (_HERE / "worker.py").read_text()]
     parts = (*texts, json.dumps(kernel.to_json()), json.dumps(target.to_json()), _triton_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def imported_sources(file: Path) -> list[Path]:
-    """A kernel's module and the kernel modules that it imports, sorted."""
-    found, waiting = set(), [file]
+def imported_sources(kernel: Kernel) -> dict[str, str]:
+    """The text of a kernel's module and of the kernel modules that it imports, by file name and sorted by it."""
+    found, waiting = {kernel.source_file: kernel.source}, [kernel.source]
     while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.add(path)
-            waiting += [path.with_name(f"{name}.py") for name in _IMPORT.findall(path.read_text())]
-    return sorted(found)
+        for names in _IMPORT.findall(waiting.pop()):
+            for name in filter(None, (name.strip() for name in ",".join(names).split(","))):
+                if f"{name}.py" not in found:
+                    found[f"{name}.py"] = (KERNELS / f"{name}.py").read_text()
+                    waiting.append(found[f"{name}.py"])
+    return dict(sorted(found.items()))
 
 
 class _Workers:
@@ -160,7 +163,7 @@ class _Workers:
         if "binary" not in reply:
             return (
                 f"kernel {kernel.name!r} does not fit {target.name} with any of its tiles: "
-                f"{'; '.join(reply['refused'])}; add a smaller tile to its family ({kernel.family}.py) or leave the "
+                f"{'; '.join(reply['refused'])}; add a smaller tile to its family ({kernel.family}) or leave the "
                 "target out"
             )
         compiled = Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})
