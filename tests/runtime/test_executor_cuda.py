@@ -1,4 +1,4 @@
-"""The CUDA executor without a GPU: packed arguments, buckets, addresses, graphs, one allocation; and no driver at all."""
+"""The CUDA executor without a GPU: packed arguments, buckets, addresses, graphs, one allocation; no driver at all."""
 
 import ctypes
 import re
