@@ -246,6 +246,9 @@ class _Splitting:
     def _store(self, blocks: RowBlocks, root: _Root, index: Sequence[Index]) -> None:
         block = blocks.value(root.value, _reshaped(None, index, root.dims, tensor_type(root.value).dims))
         position = root.place(_reshaped(None, index, root.dims, tensor_type(root.value).dims))
+        if isinstance(root.value.owner, Operation):
+            # A number is stored over axes that no block of the kernel may have.
+            blocks.touch(frozenset().union(*(own.axes for own in index)), root.value)
         checks = [
             text
             for own, dim in zip(index, root.dims, strict=True)
