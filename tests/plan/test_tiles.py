@@ -147,7 +147,10 @@ def planned_peak(step: FuncOp, context: int) -> int:
 
 @pytest.mark.parametrize(("rows", "context"), [(0, 262_144), (48, 4096)])
 def test_measured_bytes_stay_under_the_planned_peak(mini6_plan: Path, tmp_path: Path, rows: int, context: int) -> None:
-    """512 rows at the end of a context, at once and in tiles: the allocators' own counts, torch's and IREE's, against what the plan promises."""
+    """512 rows at the end of a context, at once and in tiles.
+
+    The allocators' own counts, torch's and IREE's, against what the plan promises.
+    """
     plan = in_tiles(mini6_plan, tmp_path, rows) if rows else mini6_plan
     script, sizes = Path(__file__).with_name("measure_peak.py"), ["512", str(context)]
     done = subprocess.run([sys.executable, script, plan, *sizes], capture_output=True, text=True, check=True)
