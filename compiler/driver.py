@@ -21,7 +21,12 @@ from dsv41c.compiler.bill import Programs, bill_of
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
+from dsv41c.compiler.codegen.triton.configs import Configs, configs_of, read_configs
+from dsv41c.compiler.codegen.triton.families import kernels_of
+from dsv41c.compiler.codegen.triton.targets import TARGETS as GPU_TARGETS
+from dsv41c.compiler.codegen.triton.targets import GpuTarget, parse_target
 from dsv41c.compiler.definitions import ALONE, COMPOSED, DEFINITIONS, WHOLE, Definitions
+from dsv41c.compiler.gpu_kernels import GpuKernels, compile_for_gpus
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import buckets_of, program_of
 from dsv41c.compiler.probe import checkpoint_probe
@@ -62,7 +67,8 @@ from dsv41c.runtime.plan_format import (
     encode_manifest,
 )
 
-TARGETS = ("cpu",)
+CPU = "cpu"
+TARGETS = (CPU, *GPU_TARGETS)
 TOKENIZER = "tokenizer.json"
 DEFAULT_TRANSIENT_BUDGET = 2 << 30
 PROGRAM = "step"
@@ -79,7 +85,7 @@ class CompileOptions:
     """What a plan is made for.
 
     Attributes:
-        target: "cpu".
+        targets: "cpu", names of GPU targets such as "cuda:sm_90", or several of them.
         tokenizer: tokenizer.json; None looks in the checkpoint's folder and in the one above it.
         page_tokens: tokens a page of the global caches; a multiple of every ratio.
         max_rows: most rows of one forward, a prefill chunk or a batch of decode steps.
@@ -91,11 +97,12 @@ class CompileOptions:
         cpu: LLVM CPU name, or "host" for this machine's.
         jobs: compilers that run at once; None takes one a core.
         cache: where compiled kernels are kept; None compiles always.
+        configs: files of tuned configs for GPU kernels, in place of those that come with the package.
         dump_ir: folder for the program's text before and after each pass.
         verify_each: interpret the program before and after each pass and compare.
     """
 
-    target: str = "cpu"
+    targets: tuple[str, ...] = (CPU,)
     tokenizer: Path | None = None
     page_tokens: int = DEFAULT_PAGE_TOKENS
     max_rows: int = 512
@@ -106,6 +113,7 @@ class CompileOptions:
     cpu: str = "host"
     jobs: int | None = None
     cache: KernelCache | None = None
+    configs: tuple[Path, ...] = ()
     dump_ir: Path | None = None
     verify_each: bool = False
 
@@ -131,10 +139,7 @@ def compile_checkpoint(
         that does not allow it.
     """
     options = options or CompileOptions()
-    if options.target not in TARGETS:
-        raise CompileError(
-            f"target '{options.target}' is unknown; supported are {', '.join(TARGETS)}; choose with --target"
-        )
+    _check_targets(options.targets)
     progress("read the checkpoint", 0, 1)
     opened = Checkpoint.open(checkpoint)
     opened.verify()
@@ -142,6 +147,17 @@ def compile_checkpoint(
     with staged_folder(Path(output)) as folder:
         _Compilation(opened, options, progress, on_pass).write(folder)
     return Path(output)
+
+
+def _check_targets(targets: tuple[str, ...]) -> None:
+    for target in targets or ("",):
+        if target not in TARGETS:
+            raise CompileError(
+                f"target '{target}' is unknown; supported are {', '.join(TARGETS)}; choose with --target"
+            )
+    repeated = sorted({target for target in targets if targets.count(target) > 1})
+    if repeated:
+        raise CompileError(f"target {', '.join(repeated)} is named twice; name each once with --target")
 
 
 def _check_pages(config: ModelConfig, page_tokens: int) -> None:
@@ -185,7 +201,7 @@ def lower_config(
     traced = module_of([import_program(PROGRAM, trace, config, options.page_tokens)])
     definitions = Definitions(ranges.symbols())
     context = PassContext(
-        options.target,
+        CPU,
         config,
         frozenset(DEFINITIONS),
         definitions.define,
@@ -302,7 +318,9 @@ class _Compilation:
         self.config = checkpoint.config
         self.target = CpuTarget(options.cpu)
         # Asked for at once, because it is quick and refuses a CPU that is unknown.
-        self.features = self.target.required_features
+        self.features = self.target.required_features if CPU in options.targets else ()
+        self.gpus = [parse_target(name) for name in options.targets if name != CPU]
+        self.configs = _configs(self.gpus, options.configs)
 
     def write(self, folder: Path) -> None:
         """Writes all files of the plan into an empty folder."""
@@ -312,16 +330,22 @@ class _Compilation:
         if self.options.verify_each:
             probe = checkpoint_probe(self.checkpoint, tokenizer, constants, self.options.page_tokens)
         lowered = lower_config(self.config, self.options, self.progress, self.on_pass, probe)
-        kernels = self._compile_kernels(lowered)
-        files = {kernel.file: data for kernel, data in kernels if kernel.file}
-        files[VIEWS] = compile_views(self.target)
+        gpu = self._compile_gpu_kernels()
+        files = dict(gpu.files)
+        launches, kernels = LaunchList({}), list(gpu.entries)
+        if CPU in self.options.targets:
+            compiled = self._compile_kernels(lowered)
+            files |= {kernel.file: data for kernel, data in compiled if kernel.file}
+            files[VIEWS] = compile_views(self.target)
+            launches = lowered.launch_list()
+            kernels = [*(kernel for kernel, _ in compiled), *kernels]
         files[CONSTANTS] = save(constants)
         files[f"programs/{PROGRAM}.mlir"] = print_module(lowered.module).encode()
-        files[LAUNCHES] = encode_launches(lowered.launch_list())
+        files[LAUNCHES] = encode_launches(launches)
         if tokenizer is not None:
             files[TOKENIZER] = tokenizer.read_bytes()
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
-        manifest = self._manifest(lowered, [kernel for kernel, _ in kernels], tokenizer, digests)
+        manifest = self._manifest(lowered, kernels, tokenizer, digests)
         self.progress("write the plan", 0, 1)
         write_files(folder, files | encode_manifest(manifest))
 
@@ -340,6 +364,12 @@ class _Compilation:
             )
         return None
 
+    def _compile_gpu_kernels(self) -> GpuKernels:
+        if not self.gpus:
+            return GpuKernels((), {})
+        kernels = kernels_of(self.config)
+        return compile_for_gpus(kernels, self.gpus, self.configs, self.options.cache, self.options.jobs, self.progress)
+
     def _compile_kernels(self, lowered: Lowered) -> list[tuple[KernelEntry, bytes]]:
         regions = lowered.regions
         done = 0
@@ -351,7 +381,7 @@ class _Compilation:
             self.progress(f"compile {name}", done, len(regions))
             file = f"kernels/{name}.vmfb"
             sizes = fixed_sizes(regions[name])
-            return KernelEntry(name, "iree", "portable", file, "kernel", self.options.target, sizes), data
+            return KernelEntry(name, "iree", "portable", file, "kernel", CPU, sizes), data
 
         # Functions are all named alike, so that equal regions of two plans are one entry of the kernel cache.
         texts = {name: lower_regions({"kernel": func}) for name, func in regions.items()}
@@ -369,10 +399,10 @@ class _Compilation:
         return Manifest(
             format=FORMAT_VERSION,
             model=json.loads((folder / "config.json").read_text()),
-            targets=(Target(self.options.target, self.features),),
+            targets=tuple(Target(name, self.features if name == CPU else ()) for name in self.options.targets),
             shape_ranges=lowered.ranges.symbols(),
             passes=lowered.passes,
-            tools={name: version(name) for name in _TOOLS},
+            tools={name: version(name) for name in (*_TOOLS, *(["triton"] if self.gpus else []))},
             page_tokens=self.options.page_tokens,
             state=state_specs(self.config, self.options.page_tokens),
             memory=memory_bill(self.config, self.options.page_tokens, weights),
@@ -385,6 +415,16 @@ class _Compilation:
             digests=digests,
             bill=bill_of(self.config, self.options.page_tokens, lowered.bill_programs()),
         )
+
+
+def _configs(targets: Iterable[GpuTarget], files: Iterable[Path]) -> dict[str, Configs]:
+    """The tuned configs of targets: those of the files where one is for a target, else those of the package."""
+    found = {configs.target: configs for configs in map(read_configs, files)}
+    own = {target.name: found.get(target.name) or configs_of(target) for target in targets}
+    unused = ", ".join(sorted(set(found) - set(own)))
+    if unused:
+        raise CompileError(f"tuned configs are given for {unused}, which is no target; add it with --target")
+    return {name: configs for name, configs in own.items() if configs is not None}
 
 
 def derived_constants(config: ModelConfig, tokenizer: Path | None) -> dict[str, torch.Tensor]:

@@ -32,9 +32,9 @@ def program_of(func: FuncOp, of: str | None = None) -> Program:
         func: every store in it is in place, so that a cache is one buffer from beginning to end.
     Errors: CompileError for an op that is no launch, or a store that would need a copy of its cache.
     """
-    texts = _argument_texts(func)
+    texts = argument_texts(func)
     launches = [op for op in func.body.block.ops if isinstance(op, LaunchOp)]
-    _check(func)
+    check_launches(func)
     last = {value: i for i, op in enumerate(launches) for value in op.operands}
     returned = set(func.body.block.last_op.operands) if func.body.block.last_op else set()
     records = []
@@ -57,9 +57,9 @@ def program_of(func: FuncOp, of: str | None = None) -> Program:
     inputs = [argument for argument in func.args if isinstance(argument.type, TensorType)]
     caches = [argument for argument in func.args if isinstance(argument.type, CacheType)]
     return Program(
-        inputs=tuple(_input(argument) for argument in inputs),
+        inputs=tuple(input_of(argument) for argument in inputs),
         caches=tuple(texts[cache].removeprefix("$") for cache in caches),
-        outputs=tuple(_outputs(func, texts)),
+        outputs=tuple(outputs_of(func, texts)),
         launches=tuple(records),
         of=of,
         sizes=fixed_sizes(func) if of is not None else {},
@@ -89,7 +89,8 @@ def _is_freed(value: SSAValue, returned: set[SSAValue]) -> bool:
     return produced and isinstance(value.type, TensorType) and value not in returned
 
 
-def _check(func: FuncOp) -> None:
+def check_launches(func: FuncOp) -> None:
+    """Refuse a program that is not launches, weights and constants alone, or has a store that copies its cache."""
     for op in func.body.block.ops:
         if isinstance(op, LaunchOp):
             if cache_writes(op) and "in_place" not in op.attributes:
@@ -98,7 +99,7 @@ def _check(func: FuncOp) -> None:
             raise CompileError(f"an op is left that is no launch; outline it or turn it into one: {line_of(op)}")
 
 
-def _argument_texts(func: FuncOp) -> dict[SSAValue, str]:
+def argument_texts(func: FuncOp) -> dict[SSAValue, str]:
     """How each value is spelled as an argument: %value, @weight, $cache."""
     texts: dict[SSAValue, str] = {}
     for value, name in value_names(func.body.block).items():
@@ -113,12 +114,14 @@ def _argument_texts(func: FuncOp) -> dict[SSAValue, str]:
     return texts
 
 
-def _input(argument: SSAValue) -> InputSpec:
+def input_of(argument: SSAValue) -> InputSpec:
+    """A tensor argument of a program."""
     assert isinstance(argument.type, TensorType)
     return InputSpec(str(argument.name_hint), argument.type.element, argument.type.dims)
 
 
-def _outputs(func: FuncOp, texts: dict[SSAValue, str]) -> Iterable[OutputSpec]:
+def outputs_of(func: FuncOp, texts: dict[SSAValue, str]) -> Iterable[OutputSpec]:
+    """The tensors that a program returns."""
     last: Any = func.body.block.last_op
     for name, value in zip(output_names(func), last.operands, strict=True):
         if isinstance(value.type, TensorType):

@@ -1,7 +1,8 @@
 """Offsets in one buffer for the values of a program of launches, from when each is live."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import networkx as nx
 from xdsl.dialects.func import FuncOp
@@ -12,11 +13,12 @@ from dsv41c.ir.transient import PeakFinder, Tile, tiles_of
 from dsv41c.ir.types import TensorType
 
 ALIGNMENT = 256  # bytes; what vector loads of every target and their transfer engines ask for
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Arena:
-    """Where the values that launches make lie.
+class Arena(Generic[Key]):
+    """Where values lie.
 
     Attributes:
         bytes: of the buffer.
@@ -24,18 +26,27 @@ class Arena:
     """
 
     bytes: int
-    offsets: dict[SSAValue, int]
+    offsets: dict[Key, int]
 
 
-def arena_of(func: FuncOp, assignment: Assignment) -> Arena:
-    """Place the values of a program under one assignment of its sizes, one after the other, each as low as it fits.
+def arena_of(func: FuncOp, assignment: Assignment) -> Arena[SSAValue]:
+    """Place the values that a program's launches make, under one assignment of its sizes.
 
     Args:
         func: a program of launches, with its tiles.
         assignment: a value for each of its symbols.
     """
     finder = PeakFinder(func, assignment, lambda kernel, shapes, attrs: 0)
-    sizes, spans = _spans(func, finder)
+    return placed(*_spans(func, finder))
+
+
+def placed(bytes_of: Mapping[Key, int], spans: Mapping[Key, tuple[int, int]]) -> Arena[Key]:
+    """Place values one after the other, each as low as it fits.
+
+    Args:
+        bytes_of: of each value. spans: the first and the last step at which it is live.
+    """
+    sizes = {value: -(-size // ALIGNMENT) * ALIGNMENT for value, size in bytes_of.items()}
     conflicts = nx.Graph()
     conflicts.add_nodes_from(spans)
     ordered = sorted(spans, key=lambda value: spans[value])
@@ -50,12 +61,12 @@ def arena_of(func: FuncOp, assignment: Assignment) -> Arena:
         sorted(ordered, key=lambda value: spans[value][0] - spans[value][1]),
         sorted(ordered, key=lambda value: sizes[value] * (spans[value][0] - spans[value][1] - 1)),
     )
-    return min((_placed(order, sizes, conflicts) for order in orders), key=lambda arena: arena.bytes)
+    return min((_in_order(order, sizes, conflicts) for order in orders), key=lambda arena: arena.bytes)
 
 
-def _placed(order: Sequence[SSAValue], sizes: Mapping[SSAValue, int], conflicts: nx.Graph) -> Arena:
+def _in_order(order: Sequence[Key], sizes: Mapping[Key, int], conflicts: nx.Graph) -> Arena[Key]:
     """Each value in order as low as it fits."""
-    offsets: dict[SSAValue, int] = {}
+    offsets: dict[Key, int] = {}
     for value in order:
         taken = sorted((offsets[other], sizes[other]) for other in conflicts[value] if other in offsets)
         offsets[value] = _lowest(sizes[value], taken)
@@ -72,7 +83,7 @@ def _spans(func: FuncOp, finder: PeakFinder) -> tuple[dict[SSAValue, int], dict[
     steps = list(tiles_of(finder.launches))
     for place, tile in enumerate(steps):
         for value, size in _made(tile, finder):
-            sizes[value] = -(-size // ALIGNMENT) * ALIGNMENT
+            sizes[value] = size
             spans[value] = place, place
         for operand in (operand for op in tile.launches for operand in op.operands if operand in spans):
             spans[operand] = spans[operand][0], place

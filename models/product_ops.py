@@ -1,7 +1,8 @@
-"""Products of one input with several packed weights as one op (SPEC 2.5)."""
+"""Products as single ops: one input with several packed weights, and products with bf16 weights (SPEC 2.5)."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.library import custom_op
 
@@ -35,3 +36,23 @@ def linears(x: Tensor, packed: list[Tensor], groups: int, quantize: int) -> list
 @linears.register_fake
 def _(x: Tensor, packed: list[Tensor], groups: int, quantize: int) -> list[Tensor]:
     return [x.new_empty((x.shape[0], weight.shape[0])) for weight in packed[::2]]
+
+
+@custom_op("dsv41::linear_bf16", mutates_args=())
+def linear_bf16(x: Tensor, weight: Tensor, wide: int) -> Tensor:
+    """A linear with a bf16 weight, summed in fp32.
+
+    Args:
+        x: bf16 [T, K]. weight: bf16 [N, K].
+        wide: 1 gives the sums as they are, 0 rounds them to bf16.
+    Returns:
+        fp32 or bf16 [T, N].
+    """
+    if wide:
+        return torch.nn.functional.linear(x.to(torch.float32), weight.to(torch.float32))
+    return torch.nn.functional.linear(x, weight)
+
+
+@linear_bf16.register_fake
+def _(x: Tensor, weight: Tensor, wide: int) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32 if wide else torch.bfloat16)

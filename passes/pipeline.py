@@ -12,6 +12,7 @@ from dsv41c.passes.expand_definitions import ExpandDefinitions
 from dsv41c.passes.fuse_rows import FuseRows
 from dsv41c.passes.group_csa2 import GroupCsa2
 from dsv41c.passes.hoist_engram import HoistEngram
+from dsv41c.passes.lower_bf16_linear import LowerBf16Linear
 from dsv41c.passes.lower_experts import LowerExperts
 from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
 from dsv41c.passes.lower_fp8_window import LowerFp8Window
@@ -145,6 +146,7 @@ REGISTRY: dict[str, type[Pass]] = {
         FuseRows,
         GroupCsa2,
         HoistEngram,
+        LowerBf16Linear,
         LowerExperts,
         LowerFp4Kv,
         LowerFp8Window,
@@ -173,6 +175,22 @@ def default_pipeline(transient_budget: int = 0) -> list[Pass]:
     """
     passes = [pass_ for phase in PHASES for pass_ in phase.passes]
     return [replace(p, budget=transient_budget) if isinstance(p, PlanMemory) else p for p in passes]
+
+
+# Kernels there serve any number of rows, have no parts that other code computes, and quantize in launches of their own.
+_FUSION = 3
+_CPU_ONLY = {"specialize-rows", "fuse-rows", "outline-parts", "plan-memory"}
+
+
+def gpu_pipeline() -> list[Pass]:
+    """Give the passes for GPUs in order: those of all phases but what only the CPU asks for, stores as part of rows."""
+    passes: list[Pass] = []
+    for phase in PHASES:
+        passes += [pass_ for pass_ in phase.passes if pass_.name not in _CPU_ONLY]
+        if phase.number == _FUSION:
+            # Behind all that matches products of the network, before regions are cut.
+            passes += [LowerBf16Linear(), DeadCode()]
+    return [replace(p, store=True) if isinstance(p, LowerFp4Kv | LowerIndexK) else p for p in passes]
 
 
 def phases_of(name: str) -> list[str]:

@@ -60,7 +60,7 @@ class CpuExecutor:
         self._weight_files = WeightFiles(plan, self._device)
         self._weights: dict[str, Weight] = {}
         self._modules: dict[str, IreeModule] = {}
-        self._kernels = {kernel.name: kernel for kernel in plan.manifest.kernels}
+        self._kernels = {kernel.name: kernel for kernel in plan.manifest.kernels if kernel.kind != "triton"}
         self._cache_views = {name: self._device.to_view(cache) for name, cache in self._caches.items()}
         self._programs = {name: self._prepare(program) for name, program in plan.programs.items()}
         forms = {name: program for name, program in plan.programs.items() if program.of is not None}

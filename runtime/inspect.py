@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from dsv41c.errors import PlanError
 from dsv41c.models.state import StateSpec
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import ELEMENT_TYPES, Program, WeightEntry, to_json
+
+_REASONS = {
+    "tuned": "tuned: the fastest that was measured on this target",
+    "default": "default: the first of the kernel's own tiles for this target; nothing was measured for it",
+    "smaller": "smaller: the first of the kernel's own tiles that fits this target without spills",
+}
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -42,6 +49,33 @@ def describe(plan: Plan) -> dict[str, Any]:
         "memory": manifest.memory,
         **manifest.bill,
     }
+
+
+def explain(plan: Plan, kernel: str) -> list[dict[str, Any]]:
+    """Which tile a GPU kernel was compiled in, for each target.
+
+    Returns:
+        `kernel`, `target`, `tile`, where it is `chosen` from and the `reason` in words, and why others were `refused`.
+    Raises:
+        PlanError: the plan has no GPU kernel of that name; the message lists those it has.
+    """
+    own = [one for one in plan.manifest.kernels if one.gpu is not None]
+    found = [one for one in own if one.name == kernel]
+    if not found:
+        names = ", ".join(sorted({one.name for one in own})) or "none; compile it with --target cuda:sm_90, for example"
+        raise PlanError(f"the plan has no GPU kernel {kernel!r}; it has {names}")
+    return [
+        {
+            "kernel": one.name,
+            "target": one.target,
+            "tile": one.gpu.tile,
+            "chosen": one.gpu.chosen,
+            "reason": _REASONS[one.gpu.chosen],
+            "refused": list(one.gpu.refused),
+        }
+        for one in found
+        if one.gpu is not None
+    ]
 
 
 def describe_program(program: Program, kernels: Collection[str]) -> dict[str, Any]:
@@ -88,16 +122,19 @@ def ring_bytes(specs: Sequence[StateSpec], kind: str) -> int:
 
 
 def resident_bytes(plan: Plan) -> dict[str, int]:
-    """Bytes that a loaded plan maps: checkpoint weights, derived weights, kernels."""
+    """Bytes that a loaded plan maps: checkpoint weights, derived weights, the kernels of the target that has most."""
     weights = plan.manifest.weights.values()
     derived = [weight for weight in weights if weight.source == "derived"]
-    kernels = {kernel.file for kernel in plan.manifest.kernels if kernel.file is not None}
+    kernels: dict[str | None, set[str]] = defaultdict(set)
+    for kernel in plan.manifest.kernels:
+        if kernel.file is not None:
+            kernels[kernel.target].add(kernel.file)
     # One tensor may be read under two symbols; it is mapped once.
     mapped = {(part.file, part.offset): part.bytes for weight in weights for part in weight.parts}
     bill = {
         "checkpoint_weights": sum(mapped.values()),
         "derived_weights": sum(_n_bytes(weight.dtype, weight.shape) for weight in derived),
-        "kernels": sum(_file_bytes(plan, file) for file in kernels),
+        "kernels": max((sum(_file_bytes(plan, file) for file in files) for files in kernels.values()), default=0),
     }
     return {**bill, "total": sum(bill.values())}
 

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dsv41c.errors import PlanError
-from dsv41c.runtime.iree_device import missing_features
+from dsv41c.runtime.cpu_features import missing_features
+from dsv41c.runtime.device_checks import check_device_kernels, check_device_programs
 from dsv41c.runtime.plan_format import (
     BANDS,
     ELEMENT_TYPES,
@@ -41,6 +42,7 @@ from dsv41c.runtime.plan_format import (
     to_json,
 )
 
+CPU = "cpu"
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -63,13 +65,21 @@ class Plan:
     device: dict[str, DeviceProgram] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: str | Path, *, checkpoint: str | Path | None = None, cpuinfo: Path = CPUINFO) -> Plan:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        checkpoint: str | Path | None = None,
+        cpuinfo: Path = CPUINFO,
+        target: str | None = CPU,
+    ) -> Plan:
         """Reads and checks a plan folder.
 
         Args:
             path: the folder.
             checkpoint: where the checkpoint lies now, if it was moved since the compilation.
             cpuinfo: where the system lists this machine's CPU features.
+            target: what it is to run on; None only to look at it.
         Returns:
             the plan.
         Raises:
@@ -77,14 +87,16 @@ class Plan:
         """
         folder = Path(path)
         manifest = _read_manifest(folder)
-        _check_target(manifest.targets, cpuinfo)
+        _check_target(manifest.targets, target, cpuinfo)
         _check_kernels(manifest.kernels)
+        check_device_kernels(manifest)
         _check_files(folder, manifest)
         checkpoint_folder = Path(checkpoint) if checkpoint is not None else Path(manifest.checkpoint.path)
         _check_checkpoint(checkpoint_folder, manifest)
         _check_weights(manifest)
         launches = launches_from_json(_read_json(folder / LAUNCHES))
         _check_launches(launches, manifest)
+        check_device_programs(launches, manifest)
         return cls(folder, manifest, launches.programs, checkpoint_folder, launches.device)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,8 +104,8 @@ class Plan:
         return {"manifest": to_json(self.manifest), "launches": to_json(LaunchList(self.programs, self.device))}
 
     def kernel(self, name: str) -> KernelEntry:
-        """The kernel of that name; the loader has checked that launches name no other."""
-        return next(kernel for kernel in self.manifest.kernels if kernel.name == name)
+        """The CPU's kernel of that name; the loader has checked that launches name no other."""
+        return next(one for one in self.manifest.kernels if one.name == name and one.kind != "triton")
 
 
 def _read_json(path: Path) -> Any:
@@ -138,13 +150,16 @@ def _changed(name: str, recorded: str, found: str) -> str:
     )
 
 
-def _check_target(targets: tuple[Target, ...], cpuinfo: Path) -> None:
-    cpu = [target for target in targets if target.name == "cpu"]
-    if not cpu:
+def _check_target(targets: tuple[Target, ...], wanted: str | None, cpuinfo: Path) -> None:
+    if wanted is None:
+        return
+    if wanted not in (target.name for target in targets):
         names = ", ".join(target.name for target in targets) or "nothing"
-        raise PlanError(f"the plan was compiled for {names}, this runtime runs cpu; compile it with --target cpu")
-    missing: list[list[str]] = [missing_features(target.features, cpuinfo) for target in cpu]
-    if all(missing):
+        raise PlanError(
+            f"the plan was compiled for {names}, this runtime runs {wanted}; compile it with --target {wanted}"
+        )
+    missing: list[list[str]] = [missing_features(target.features, cpuinfo) for target in targets if target.name == CPU]
+    if wanted == CPU and all(missing):
         raise PlanError(
             f"the plan's kernels use CPU features that this machine ({platform.machine()}) lacks: "
             f"{', '.join(sorted(missing, key=len)[0])}; compile it on this machine"
@@ -163,8 +178,12 @@ def _check_kernels(kernels: tuple[KernelEntry, ...]) -> None:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    named = {LAUNCHES: "the runtime", VIEWS: "the runtime"}
-    named |= {kernel.file: f"kernel {kernel.name}" for kernel in manifest.kernels if kernel.file is not None}
+    named = {LAUNCHES: "the runtime"}
+    if any(target.name == CPU for target in manifest.targets):
+        named[VIEWS] = "the runtime"
+    for kernel in manifest.kernels:
+        assembly = kernel.gpu.assembly if kernel.gpu is not None else None
+        named |= {file: f"kernel {kernel.name}" for file in (kernel.file, assembly) if file is not None}
     named |= {file: f"program {name}" for name, file in manifest.programs.items()}
     named |= {weight.file: f"weight {name}" for name, weight in manifest.weights.items() if weight.file is not None}
     if manifest.tokenizer is not None:
@@ -238,7 +257,7 @@ def _check_parts(name: str, weight: WeightEntry, manifest: Manifest) -> None:
 
 
 def _check_launches(launches: LaunchList, manifest: Manifest) -> None:
-    kernels = {kernel.name: kernel for kernel in manifest.kernels}
+    kernels = {kernel.name: kernel for kernel in manifest.kernels if kernel.kind != "triton"}
     caches = {state.name for state in manifest.state}
     for name, program in launches.programs.items():
         for cache in program.caches:

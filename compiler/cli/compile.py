@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
 from pathlib import Path
 
 import click
 
 from dsv41c.compiler.cli.output import bytes_text, console, progress, table
 from dsv41c.compiler.cli.sizes import Bytes, Rows
+from dsv41c.compiler.cli.targets import Targets
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
-from dsv41c.compiler.driver import TARGETS, CompileOptions, compile_checkpoint
+from dsv41c.compiler.driver import CompileOptions, compile_checkpoint
 from dsv41c.passes.manager import PassReport
 from dsv41c.runtime.inspect import describe
 from dsv41c.runtime.plan import Plan
@@ -23,7 +26,15 @@ _DEFAULTS = CompileOptions()
 @click.option(
     "-o", "--output", metavar="PLAN", required=True, type=click.Path(path_type=Path), help="The plan's folder."
 )
-@click.option("--target", type=click.Choice(TARGETS), default=_DEFAULTS.target, show_default=True)
+@click.option(
+    "--target",
+    "targets",
+    type=Targets(),
+    multiple=True,
+    default=_DEFAULTS.targets,
+    show_default=True,
+    help="cpu, cuda:sm_XX or hip:gfxXXX; several with commas, or the option several times.",
+)
 @click.option(
     "--tokenizer",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -65,13 +76,19 @@ _DEFAULTS = CompileOptions()
 @click.option("--cpu", metavar="NAME", default=_DEFAULTS.cpu, show_default=True, help="LLVM CPU, e.g. x86-64-v3.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Kernel compilers at once.  [default: one a core]")
 @click.option("--no-cache", is_flag=True, help="Compile all kernels, also those that are in the kernel cache.")
+@click.option(
+    "--configs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file of `dsv41c bench --tune`: tuned configs of a GPU target.  [default: those of the package]",
+)
 @click.option("--dump-ir", metavar="DIR", type=click.Path(path_type=Path), help="Write the program after each pass.")
 @click.option("--verify-each", is_flag=True, help="Interpret the program before and after each pass and compare.")
 @click.option("--print-passes", is_flag=True, help="Show what each pass did.")
 def compile_command(
     checkpoint: Path,
     output: Path,
-    target: str,
+    targets: tuple[tuple[str, ...], ...],
     tokenizer: Path | None,
     page_tokens: int,
     max_rows: int,
@@ -81,6 +98,7 @@ def compile_command(
     cpu: str,
     jobs: int | None,
     no_cache: bool,
+    configs: tuple[Path, ...],
     dump_ir: Path | None,
     verify_each: bool,
     print_passes: bool,
@@ -93,9 +111,10 @@ def compile_command(
     \b
     Example:
       dsv41c compile checkpoints/mini6 --target cpu -o plans/mini6
+      dsv41c compile checkpoints/mini6 --target cuda:sm_80,cuda:sm_90 --target hip:gfx942 -o plans/mini6
     """
     options = CompileOptions(
-        target=target,
+        targets=tuple(itertools.chain.from_iterable(targets)),
         tokenizer=tokenizer,
         page_tokens=page_tokens,
         max_rows=max_rows,
@@ -105,6 +124,7 @@ def compile_command(
         cpu=cpu,
         jobs=jobs,
         cache=None if no_cache else KernelCache.default(),
+        configs=configs,
         dump_ir=dump_ir,
         verify_each=verify_each,
     )
@@ -130,14 +150,20 @@ def _pass_rows(reports: list[PassReport]) -> tuple[tuple[str, ...], list[tuple[o
 
 def _summary(output: Path, seconds: float) -> list[tuple[str, str]]:
     # Loading checks every digest: what the table describes is what lies on the disk.
-    found = describe(Plan.load(output))
+    found = describe(Plan.load(output, target=None))
     kernels, reference = found["kernels"], found["reference_kernels"]
     programs = found["programs"]
     own = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    return [
+    compiled = sum(kernel["kind"] == "iree" for kernel in kernels)
+    cpu = [
         ("programs", ", ".join(programs)),
         ("launches", ", ".join(f"{name} {program['launches']}" for name, program in programs.items())),
-        ("kernels", f"{len(kernels) - len(reference)} compiled, {len(reference)} reference ({', '.join(reference)})"),
+        ("kernels", f"{compiled} compiled, {len(reference)} reference ({', '.join(reference)})"),
+    ]
+    gpu = Counter(kernel["target"] for kernel in kernels if kernel["kind"] == "triton")
+    return [
+        *(cpu if programs else []),
+        *((f"kernels for {target}", str(count)) for target, count in gpu.items()),
         ("plan on disk", bytes_text(own)),
         ("resident when loaded", bytes_text(found["resident_bytes"]["total"])),
         ("cache a token", bytes_text(found["global_cache_bytes_per_token"])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,22 @@ import click
 from rich.table import Table
 
 from dsv41c.compiler.cli.output import bytes_text, console, table
-from dsv41c.runtime.inspect import describe
+from dsv41c.runtime.inspect import describe, explain
 from dsv41c.runtime.plan import Plan
+
+_GPU_NUMBERS = ("registers", "spill_bytes", "shared_bytes", "load_bits")
 
 
 @click.command("inspect", short_help="Show what a plan holds.")
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Where the checkpoint lies now, if it was moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect_command(plan: Path, checkpoint: Path | None, as_json: bool) -> None:
+@click.option(
+    "--explain-kernel",
+    metavar="NAME",
+    help="For each GPU target: the tile a kernel was compiled in, where it comes from, and why others were not taken.",
+)
+def inspect_command(plan: Path, checkpoint: Path | None, as_json: bool, explain_kernel: str | None) -> None:
     """Shows what a plan holds: programs, kernels with their band, caches, weights, bytes.
 
     Everything is read from the plan's files after their digests were checked; nothing is executed.
@@ -29,13 +37,21 @@ def inspect_command(plan: Path, checkpoint: Path | None, as_json: bool) -> None:
     Example:
       dsv41c inspect plans/mini6
       dsv41c inspect plans/mini6 --json | jq .resident_bytes
+      dsv41c inspect plans/mini6-gpu --explain-kernel gemm_fp8_tiled
     """
-    found = describe(Plan.load(plan, checkpoint=checkpoint))
+    opened = Plan.load(plan, checkpoint=checkpoint, target=None)
+    if explain_kernel is not None:
+        explained = explain(opened, explain_kernel)
+        click.echo(json.dumps(explained) if as_json else "\n".join(map(_explained, explained)))
+        return
+    found = describe(opened)
     if as_json:
         click.echo(json.dumps(found))
         return
     out = console()
-    for part in (_facts, _programs, _kernels, _state, _weights, _bytes, *_bill_parts(found)):
+    gpus = [one["name"] for one in found["targets"] if one["name"] != "cpu"]
+    on_gpus: list[Callable[[dict[str, Any]], Table]] = [partial(_gpu_kernels, target=target) for target in gpus]
+    for part in (_facts, _programs, _kernels, *on_gpus, _state, _weights, _bytes, *_bill_parts(found)):
         out.print(part(found))
         out.print()
     if found["reference_kernels"]:
@@ -79,9 +95,26 @@ def _kernels(found: dict[str, Any]) -> Table:
             bytes_text(kernel["bytes"]) if kernel["file"] else "",
         )
         for kernel in found["kernels"]
+        if kernel["kind"] != "triton"
     ]
     numbers = [f"launches in {name}" for name in programs]
     return table("kernels", ("kernel", "band", "kind", *numbers, "file", "size"), rows, (*numbers, "size"))
+
+
+def _gpu_kernels(found: dict[str, Any], target: str) -> Table:
+    rows = [
+        (kernel["name"], kernel["band"], *(gpu[name] for name in _GPU_NUMBERS), ", ".join(gpu["mma"]), gpu["chosen"])
+        for kernel in found["kernels"]
+        if kernel["target"] == target and (gpu := kernel["gpu"]) is not None
+    ]
+    numbers = [name.replace("_", " ") for name in _GPU_NUMBERS]
+    return table(f"kernels for {target}", ("kernel", "band", *numbers, "MMA", "tile"), rows, numbers)
+
+
+def _explained(one: dict[str, Any]) -> str:
+    tile = ", ".join(f"{name} {value}" for name, value in one["tile"].items())
+    refused = "".join(f"\n  not taken: {reason}" for reason in one["refused"])
+    return f"{one['kernel']} for {one['target']}: {tile}\n  {one['reason']}{refused}"
 
 
 def _launches(program: dict[str, Any], kernel: str) -> str:

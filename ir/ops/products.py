@@ -1,11 +1,11 @@
-"""Products of many rows: one input, several packed weights, one op (SPEC 2.5)."""
+"""Products as ops: one input and several packed weights, and one input and a bf16 weight (SPEC 2.5)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute, Operation
-from xdsl.irdl import attr_def, irdl_op_definition, operand_def, traits_def, var_operand_def, var_result_def
+from xdsl.irdl import attr_def, irdl_op_definition, operand_def, result_def, traits_def, var_operand_def, var_result_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
@@ -69,6 +69,27 @@ class Linears(CustomOp):
                 )
 
 
+@irdl_op_definition
+class LinearBf16(CustomOp):
+    """bf16 [T, K] times bf16 [N, K], summed in f32: f32 [T, N] with `wide = 1`, else rounded to bf16."""
+
+    name = "dsv41.linear_bf16"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("wide",)
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    wide = attr_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        check_product(IntegerAttr(1, 64), self.x.type, self.weight.type)
+        if self.wide.value.data not in (0, 1):
+            raise VerifyException(f"{self.name}: wide is {self.wide.value.data}; it is 0 or 1")
+        elements = [value.type.element for value in (self.x, self.weight) if isinstance(value.type, TensorType)]
+        if elements != ["bf16", "bf16"]:
+            raise VerifyException(f"{self.name} multiplies bf16 by bf16, not {' by '.join(elements)}")
+
+
 def _shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
     rows = shaped(operands[0]).shape[0]
     return [Shaped((rows, shaped(weight).shape[0]), "bf16") for weight in operands[1::2]]
@@ -84,4 +105,18 @@ def _cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argumen
     return Cost(moved_bytes(operands), moved_bytes(results), flops)
 
 
-RULES = [OpRule(Linears, _shape, Effect(), _cost, run_reference)]
+def _bf16_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    assert isinstance(op, LinearBf16)
+    x, weight = shaped(operands[0]), shaped(operands[1])
+    return [Shaped((x.shape[0], weight.shape[0]), "f32" if op.wide.value.data else "bf16")]
+
+
+def _bf16_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    x, weight = shaped(operands[0]), shaped(operands[1])
+    return Cost(moved_bytes(operands), moved_bytes(results), {"bf16": 2 * x.shape[0] * weight.count})
+
+
+RULES = [
+    OpRule(Linears, _shape, Effect(), _cost, run_reference),
+    OpRule(LinearBf16, _bf16_shape, Effect(), _bf16_cost, run_reference),
+]

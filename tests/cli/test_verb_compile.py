@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_checkpoint import GOLDEN, write_tiny_checkpoint
 
+from dsv41c.compiler import driver
+from dsv41c.compiler.codegen.triton.kernels import cache_rows
 from dsv41c.passes.pipeline import default_pipeline
 
 
@@ -17,10 +19,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
 
 
-def test_compiles_and_verifies_each_pass(checkpoint: Path, dsv41c, tmp_path: Path) -> None:
+def test_compiles_and_verifies_each_pass(
+    checkpoint: Path, dsv41c, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One kernel instead of all that the model needs for a GPU.
+    monkeypatch.setattr(driver, "kernels_of", lambda config: (cache_rows.store_plain("store_tail", "fp32", 128),))
     plan, dumps = tmp_path / "deep" / "plan", tmp_path / "ir"
     shown = ("--verify-each", "--print-passes", "--dump-ir", dumps)
-    result = dsv41c("compile", checkpoint, "-o", plan, "--page-tokens", "16", "--max-rows", "32", *shown)
+    sizes = ("--page-tokens", "16", "--max-rows", "32", "--target", "cpu,cuda:sm_80")
+    result = dsv41c("compile", checkpoint, "-o", plan, *sizes, *shown)
     assert result.exit_code == 0, result.output
     passes = [pass_.name for pass_ in default_pipeline()]
     assert sorted(path.name for path in dumps.iterdir()) == [
@@ -33,6 +40,8 @@ def test_compiles_and_verifies_each_pass(checkpoint: Path, dsv41c, tmp_path: Pat
     for name in passes:
         assert f"│ {name} " in result.stdout
     assert " reference (" in result.stdout
+    assert "kernels for cuda:sm_80 │ 1" in result.stdout
+    assert (plan / "kernels/cuda_sm_80/store_tail.cubin").is_file()
     assert dsv41c("run", plan, "--tokens", "5,9,2", "--max-new-tokens", "2").exit_code == 0
     # A sequence longer than a forward's rows goes in chunks.
     assert dsv41c("run", plan, "--tokens", ",".join(["7"] * 50), "--max-new-tokens", "2").exit_code == 0
@@ -42,7 +51,7 @@ def test_compiles_and_verifies_each_pass(checkpoint: Path, dsv41c, tmp_path: Pat
     ("args", "code", "message"),
     [
         ((), 2, "Missing option '-o' / '--output'"),
-        (("-o", "plan", "--target", "abacus"), 2, "'abacus' is not 'cpu'"),
+        (("-o", "plan", "--target", "abacus"), 2, "'abacus' is no target; choose among cpu, cuda:sm_75"),
         (("-o", "plan", "--page-tokens", "0"), 2, "0 is not in the range x>=1"),
         (("-o", "plan", "--cpu", "i8008"), 1, "i8008"),
         (("-o", "plan", "--tokenizer", "nowhere.json"), 2, "'nowhere.json' does not exist"),

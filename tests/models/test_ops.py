@@ -113,6 +113,8 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("dequantize_weight", (normal(40, 48, dtype=torch.float8_e4m3fn), scales(2, 2))),
         ("linears", (normal(3, 64), [*packed_weight(32, 64), *packed_weight(40, 64)], 1, 1)),
         ("linears", (normal(3, 64), packed_weight(64, 32), 2, 0)),
+        ("linear_bf16", (normal(3, 64), normal(32, 64), 0)),
+        ("linear_bf16", (normal(3, 64), normal(32, 64), 1)),
         ("linear_fp8", (normal(3, 64), *packed_weight(32, 64), 1)),
         ("linear_fp8", (normal(3, 64), *packed_weight(64, 32), 2)),
         ("sinkhorn", (normal(3, 4, 4, dtype=torch.float32), 3, 1e-6)),

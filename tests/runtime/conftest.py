@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_plan import write_gpu_plan
 from hand_made import GOLDEN, KERNELS, hand_made_manifest, programs, write_plan
 from safetensors.torch import save_file
 
@@ -45,3 +46,11 @@ def rewrite(plan_folder: Path) -> Callable[..., None]:
         write_plan(plan_folder, replace(hand_made_manifest(), **fields))  # type: ignore[arg-type]
 
     return change
+
+
+@pytest.fixture(scope="session")
+def gpu_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hand-made GPU plan; tests only read it."""
+    folder = tmp_path_factory.mktemp("gpu") / "plan"
+    write_gpu_plan(folder)
+    return folder

@@ -13,7 +13,8 @@ import torch
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, compile_linalg
 from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.errors import PlanError
-from dsv41c.runtime.iree_device import IreeDevice, aligned_empty, missing_features
+from dsv41c.runtime.cpu_features import missing_features
+from dsv41c.runtime.iree_device import IreeDevice, aligned_empty
 
 _ADD = """\
 module @kernels {

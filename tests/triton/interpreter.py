@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ _NARROW = (tl.bfloat16, tl.float16, tl.float8e4nv, tl.float8e5)
 _CASTS = ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc")
 
 moved: Counter[str] = Counter()
+_counting = 0  # how many `counted` are open: finding repeated addresses takes longer than the load
 
 
+@cache
 def correct() -> None:
     """Corrects the interpreter of this process; only once, and only where kernels are interpreted at all."""
     assert os.environ.get("TRITON_INTERPRET") == "1", (
@@ -65,7 +68,9 @@ def correct() -> None:
 
     def load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         loaded = plain_load(self, pointers, mask, *rest)
-        moved["loads"] += int(mask.data.sum()) * loaded.data.itemsize
+        if _counting:
+            moved["loads"] += int(mask.data.sum()) * loaded.data.itemsize
+            moved["served"] += np.unique(pointers.data[mask.data]).size * loaded.data.itemsize
         return loaded
 
     def store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
@@ -80,9 +85,16 @@ def correct() -> None:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Bytes that kernels load and store inside; masked elements count for nothing, repeated loads count again."""
+    """Bytes that kernels move inside; masked elements count for nothing, repeated loads count again.
+
+    "loads" and "stores" count elements; "served" counts what memory gives: an address for which several elements of one
+    load ask counts once.
+    """
+    global _counting
     before, inside = moved.copy(), Counter[str]()
+    _counting += 1
     yield inside
+    _counting -= 1
     inside.update(moved - before)
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from cost_rules import rule
 from interpreter import counted, run
 from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.kernels import indexer
 from dsv41c.errors import CompileError
+from dsv41c.ir.types import CacheType
 from dsv41c.models import ops, quant
 
 BLOCK = 8
@@ -164,6 +166,14 @@ def test_released_size_moves_each_key_once() -> None:
     again = given.query.nbytes + given.weights.nbytes + 4 * 16  # of every program: its rows, sequences and positions
     assert moved["loads"] == programs * again + visible * (68 + 8)
     assert moved["stores"] == 4 * 2 * given.entries
+
+    # The op's rule reads full pages once, and a row's queries once; a page's number once, not for each of its keys.
+    index = CacheType.of("index", 2, 2, 64, "fp4_e8m0", 128)
+    operands = [given.query, given.weights, index, given.pages, given.sequence, given.positions, None]
+    chosen = torch.zeros(4, 512, dtype=torch.int32)
+    sizes = {"ratio": 2, "k": 512, "page": 64, "block": BLOCK, "n_blocks": 0}
+    cost = rule("index_topk", operands, [chosen, chosen[:, :0]], **sizes)
+    assert moved["served"] == cost.read + (programs - 1) * again - (given.entries - visible) * 68
 
 
 def _slots(given: Batch, count: int) -> Tensor:

@@ -1,7 +1,9 @@
 """mHC kernels against models/mhc_ops.py, at the released width."""
 
 import torch
+from cost_rules import rule
 from interpreter import counted, run
+from tolerances import FP32_RELATIVE, FP32_SUM, TRITON
 from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.families import Tile
@@ -11,8 +13,6 @@ from dsv41c.models.hyper_connections import collapse, expand
 
 DIM, TOKENS, SPLIT = 5120, 11, 3
 EPS, NORM_EPS, ITERATIONS = 1e-6, 1e-20, 20
-# fp32 products of 20480 channels, relative to a mix: the reference adds in fp64, the kernel tile by tile.
-MIXES_RELATIVE = 5e-6
 
 
 def inputs(dim: int = DIM, tokens: int = TOKENS) -> dict[str, Tensor]:
@@ -52,20 +52,29 @@ def test_site() -> None:
     results = {"normalized_ptr": normalized, "pre_ptr": pre, "post_ptr": post, "comb_ptr": comb}
     finish = mhc.finish("finish", DIM, ITERATIONS, SPLIT).with_tiles(Tile({"ROWS": 16}))
     read = {"parts_ptr": parts, "x_ptr": x, **by_pointer(given, "base", "scale", "weight")}
-    run(finish, **read, **results, n_rows=TOKENS, eps=EPS, mix_eps=NORM_EPS, norm_eps=NORM_EPS)
+    with counted() as finishing:
+        run(finish, **read, **results, n_rows=TOKENS, eps=EPS, mix_eps=NORM_EPS, norm_eps=NORM_EPS)
 
     expected = mhc_ops.mhc_site_definition(**given, iterations=ITERATIONS, eps=EPS, mix_eps=NORM_EPS, norm_eps=NORM_EPS)
     assert torch.equal(streams, expected[0])
     assert torch.equal(x, collapse(expected[0], given["pre"]))
     assert torch.equal(normalized, expected[1])
     for ours, theirs in zip((pre, post, comb), expected[2:], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=MIXES_RELATIVE, atol=0)
+        torch.testing.assert_close(ours, theirs, rtol=TRITON["mhc"].relative, atol=0)
 
     # The bound of SPEC 3.7: read n + 1 channels, write n + 1, and what does not grow with the width.
     programs = SPLIT
     mixes = TOKENS * (4 + 4 + 16) * 4 * programs
     assert moved["loads"] == TOKENS * 5 * DIM * 2 + 24 * 4 * DIM * 4 + mixes
     assert moved["stores"] == TOKENS * 5 * DIM * 2 + TOKENS * 25 * 4 * programs
+
+    # Both kernels are the op; between them lie x and the partial products, and every split reads the mixes.
+    sizes = {"iterations": ITERATIONS, "eps": EPS, "mix_eps": NORM_EPS, "norm_eps": NORM_EPS}
+    cost = rule("mhc_site", list(given.values()), [streams, normalized, pre, post, comb], **sizes)
+    between = x.nbytes + TOKENS * 25 * 4 * programs
+    again = TOKENS * (4 + 4 + 16) * 4 * (programs - 1)
+    assert moved["served"] + finishing["served"] == cost.read + between + again
+    assert moved["stores"] + finishing["stores"] == cost.written + between
 
 
 def test_enter_leaves_the_streams() -> None:
@@ -79,8 +88,8 @@ def test_enter_leaves_the_streams() -> None:
     run(kernel, **read, streams_ptr=unused, x_ptr=x, parts_ptr=parts, n_rows=tokens)
     assert torch.equal(x, collapse(given["h"], given["pre"]))
     v = given["h"].flatten(1).double()
-    torch.testing.assert_close(parts[0, :, :24].double(), v @ given["fn"].double().T, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(parts[0, :, 24].double(), v.square().sum(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(parts[0, :, :24].double(), v @ given["fn"].double().T, rtol=FP32_SUM, atol=FP32_SUM)
+    torch.testing.assert_close(parts[0, :, 24].double(), v.square().sum(1), rtol=FP32_RELATIVE, atol=0)
     assert not unused.any()
 
 

@@ -2,13 +2,14 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -17,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
-from dsv41c.compiler.codegen.triton.families import Kernel
+from dsv41c.compiler.codegen.triton.families import KERNELS, Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
 from dsv41c.errors import CompileError
 
-__all__ = ["Compiled", "compile_kernel", "compile_kernels", "kept", "kernel_key"]
+__all__ = ["Compiled", "compile_kernel", "compile_kernels", "imported_sources", "kept", "kernel_key"]
 
 _WORKER = "dsv41c.compiler.codegen.triton.worker"
 _HERE = Path(__file__).parent
-_IMPORT = re.compile(r"^from dsv41c\.compiler\.codegen\.triton\.kernels\.(\w+) import", re.MULTILINE)
+_KERNELS = r"^from dsv41c\.compiler\.codegen\.triton\.kernels"
+# Of one module's functions, as families have it, and of whole modules, as generated sources have it.
+_IMPORT = re.compile(rf"{_KERNELS}(?:\.(\w+) import|\s+import\s+([\w, ]+)$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -74,13 +77,17 @@ def compile_kernel(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache 
 
 
 def compile_kernels(
-    jobs: Sequence[tuple[Kernel, GpuTarget]], kernel_cache: KernelCache | None = None, workers: int | None = None
+    jobs: Sequence[tuple[Kernel, GpuTarget]],
+    kernel_cache: KernelCache | None = None,
+    workers: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Compiled]:
     """Compiles kernels for targets, each with the first of its tiles that fits and does not spill.
 
     Args:
         jobs: what to compile. kernel_cache: where to look first and keep results; None compiles always.
         workers: processes; one a core by default.
+        progress: called after each kernel that was compiled with its name, how many are done, and how many jobs are.
 
     Returns:
         One result a job, in the jobs' order.
@@ -94,7 +101,9 @@ def compile_kernels(
     missing = [number for number, result in enumerate(results) if result is None]
     refusals = []
     if missing:
-        compiled = _Workers(min(workers or os.cpu_count() or 1, len(missing)), kernel_cache).run(
+        count = min(workers or os.cpu_count() or 1, len(missing))
+        done = itertools.count(len(jobs) - len(missing) + 1)
+        compiled = _Workers(count, kernel_cache, lambda what: progress(what, next(done), len(jobs))).run(
             [(keys[number], *jobs[number]) for number in missing]
         )
         for number, result in zip(missing, compiled, strict=True):
@@ -109,27 +118,30 @@ def compile_kernels(
 
 def kernel_key(kernel: Kernel, target: GpuTarget) -> str:
     """The hash of everything that decides a binary: sources, holes, tiles, the target's data, Triton's version."""
-    texts = _sources(kernel.source, {_HERE / "worker.py"})
+    texts = [*imported_sources(kernel).values(), (_HERE / "worker.py").read_text()]
     parts = (*texts, json.dumps(kernel.to_json()), json.dumps(target.to_json()), _triton_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _sources(file: Path, seen: set[Path]) -> list[str]:
-    """The texts of the worker, of a kernel's module, and of the kernel modules that it imports."""
-    seen.add(file)
-    for name in _IMPORT.findall(file.read_text()):
-        imported = file.with_name(f"{name}.py")
-        if imported not in seen:
-            _sources(imported, seen)
-    return [path.read_text() for path in sorted(seen)]
+def imported_sources(kernel: Kernel) -> dict[str, str]:
+    """The text of a kernel's module and of the kernel modules that it imports, by file name and sorted by it."""
+    found, waiting = {kernel.source_file: kernel.source}, [kernel.source]
+    while waiting:
+        for names in _IMPORT.findall(waiting.pop()):
+            for name in filter(None, (name.strip() for name in ",".join(names).split(","))):
+                if f"{name}.py" not in found:
+                    found[f"{name}.py"] = (KERNELS / f"{name}.py").read_text()
+                    waiting.append(found[f"{name}.py"])
+    return dict(sorted(found.items()))
 
 
 class _Workers:
     """Worker processes, one a thread of a pool, that live as long as one `run`."""
 
-    def __init__(self, count: int, kernel_cache: KernelCache | None) -> None:
+    def __init__(self, count: int, kernel_cache: KernelCache | None, on_done: Callable[[str], None]) -> None:
         self.count = count
         self.kernel_cache = kernel_cache
+        self._on_done = on_done
         self._local = threading.local()
         self._processes: list[subprocess.Popen[str]] = []
 
@@ -147,10 +159,11 @@ class _Workers:
     def _compile(self, job: tuple[str, Kernel, GpuTarget]) -> Compiled | str:
         key, kernel, target = job
         reply = self._ask(kernel, target)
+        self._on_done(f"compile {kernel.name} for {target.name}")
         if "binary" not in reply:
             return (
                 f"kernel {kernel.name!r} does not fit {target.name} with any of its tiles: "
-                f"{'; '.join(reply['refused'])}; add a smaller tile to its family ({kernel.family}.py) or leave the "
+                f"{'; '.join(reply['refused'])}; add a smaller tile to its family ({kernel.family}) or leave the "
                 "target out"
             )
         compiled = Compiled.from_json({"kernel": kernel.name, "target": target.name, **reply})

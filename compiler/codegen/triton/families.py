@@ -4,10 +4,14 @@ A family is a module in kernels/. It holds Triton functions with `tl.constexpr` 
 `kernels(config) -> tuple[Kernel, ...]` that fills them for a model.
 """
 
+import hashlib
 import importlib
+import linecache
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
@@ -15,13 +19,25 @@ from dsv41c.compiler.codegen.triton.targets import GpuTarget
 if TYPE_CHECKING:
     from dsv41c.models.config import ModelConfig
 
-__all__ = ["FAMILIES", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
+__all__ = ["FAMILIES", "KERNELS", "Hole", "Kernel", "Tile", "fits", "kernels_of"]
 
 # In the order in which they stand in docs/kernels.md.
-FAMILIES = ("activations", "cache_rows", "mhc", "gemm", "experts", "engram", "indexer", "sparse_attention")
+FAMILIES = (
+    "activations",
+    "cache_rows",
+    "mhc",
+    "gemm",
+    "experts",
+    "engram",
+    "indexer",
+    "sparse_attention",
+    "sampling",
+)
 
 Hole = int | float | bool | str
 _PACKAGE = "dsv41c.compiler.codegen.triton.kernels"
+# The folder of the hand-kept families.
+KERNELS = Path(__file__).parent / "kernels"
 # The hole that the target fills: whether e4m3 casts are Triton's own.
 _FP8_CASTS = "FP8_CASTS"
 
@@ -56,6 +72,7 @@ class Kernel:
         unaligned: pointers that need not be divisible by 16 bytes. multiples: sizes that are divisible by 16.
         sizes: what only the grid needs to know at launch.
         fp_fusion: whether products and sums may fuse; never where bits are compared.
+        generated: the source of a kernel that is made from a region; empty for a function of kernels/.
     """
 
     name: str
@@ -69,6 +86,7 @@ class Kernel:
     multiples: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
     fp_fusion: bool = False
+    generated: str = ""
 
     @property
     def module(self) -> str:
@@ -76,12 +94,19 @@ class Kernel:
         return f"{_PACKAGE}.{self.family}"
 
     @property
-    def source(self) -> Path:
-        """The file of the function."""
-        return Path(__file__).parent / "kernels" / f"{self.family}.py"
+    def source_file(self) -> str:
+        """The name of the function's file."""
+        return f"{self.name if self.generated else self.family}.py"
+
+    @property
+    def source(self) -> str:
+        """The text of the function's module."""
+        return self.generated or (KERNELS / f"{self.family}.py").read_text()
 
     def load(self) -> Any:
         """The Triton function; imports Triton."""
+        if self.generated:
+            return _module_of(self.generated, self.name).__dict__[self.function]
         return getattr(importlib.import_module(self.module), self.function)
 
     def filled(self, tile: Tile, fp8_casts: bool) -> dict[str, Hole]:
@@ -131,6 +156,16 @@ def fits(target: GpuTarget, shared_bytes: int, tensor_memory: int) -> list[str]:
     if tensor_memory > target.tensor_memory:
         needs.append(f"{tensor_memory} columns of tensor memory, the limit is {target.tensor_memory}")
     return needs
+
+
+@cache
+def _module_of(text: str, name: str) -> ModuleType:
+    """A module from generated text. Triton reads a function's source through `linecache`, so that needs no file."""
+    file = f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    module = ModuleType(file)
+    exec(compile(text, file, "exec"), module.__dict__)
+    return module
 
 
 def _value(name: int | str, known: Mapping[str, Any]) -> int:

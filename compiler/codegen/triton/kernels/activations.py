@@ -2,7 +2,9 @@
 
     norm_rows      RMS norm and fp8 activation quantization; both results, or one of them
     rotate_rows    RoPE of heads, or its inverse, and for index queries FP4 quantization
+    quantize_rows  FP4 values with power-of-two scales, in groups of 32 columns
     swiglu_rows    the shared expert's activation, quantized for its down projection
+    angles         cos and sin of positions
 
 A quantized row is bf16: the values that its fp8 or FP4 form holds, which is what the products take.
 """
@@ -92,13 +94,47 @@ def rotate_rows_kernel(
 
 
 @triton.jit
-def swiglu_rows_kernel(x_ptr, y_ptr, limit, D: tl.constexpr, BLOCK: tl.constexpr, FP8_CASTS: tl.constexpr):
-    """x bf16 [rows, 2 * D], gate then up, to the fp8 values of SwiGLU, bf16 [rows, D]."""
+def quantize_rows_kernel(x_ptr, y_ptr, n_rows, D: tl.constexpr, ROWS: tl.constexpr):
+    """x bf16 [n_rows, D] to the values of its FP4 form with power-of-two scales, bf16 [n_rows, D]; D a power of two."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = row.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
+    x = tl.load(x_ptr + at, mask=(row < n_rows)[:, None], other=0.0)
+    tl.store(y_ptr + at, fake_quantize_e2m1(x, ROWS, D), mask=(row < n_rows)[:, None])
+
+
+@triton.jit
+def angles_kernel(
+    positions_ptr,
+    frequencies_ptr,
+    cos_ptr,
+    sin_ptr,
+    n_rows,
+    PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """cos and sin fp32 [n_rows, PAIRS] of positions int64 [n_rows] times frequencies fp32 [PAIRS] (SPEC 2.6).
+
+    PADDED: the power of two from PAIRS on.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    pair = tl.arange(0, PADDED)
+    wanted = (row < n_rows)[:, None] & (pair < PAIRS)[None, :]
+    position = tl.load(positions_ptr + row, mask=row < n_rows, other=0).to(tl.float32)
+    angle = position[:, None] * tl.load(frequencies_ptr + pair, mask=pair < PAIRS, other=0.0)[None, :]
+    at = row.to(tl.int64)[:, None] * PAIRS + pair[None, :]
+    tl.store(cos_ptr + at, tl.cos(angle), mask=wanted)
+    tl.store(sin_ptr + at, tl.sin(angle), mask=wanted)
+
+
+@triton.jit
+def swiglu_rows_kernel(gate_ptr, up_ptr, y_ptr, limit, D: tl.constexpr, BLOCK: tl.constexpr, FP8_CASTS: tl.constexpr):
+    """gate and up bf16 [rows, D] to the fp8 values of SwiGLU, bf16 [rows, D]."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     wanted = channel < D
-    gate = tl.load(x_ptr + row * (2 * D) + channel, mask=wanted, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + row * (2 * D) + D + channel, mask=wanted, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * D + channel, mask=wanted, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * D + channel, mask=wanted, other=0.0).to(tl.float32)
     hidden = swiglu(gate, up, limit).to(tl.bfloat16)
     tl.store(y_ptr + row * D + channel, fake_quantize_e4m3(hidden, 1, BLOCK, FP8_CASTS), mask=wanted)
 
@@ -130,9 +166,23 @@ def rotate_rows(name: str, dim: int, rotated: int, inverse: bool = False, quanti
     return Kernel(name, "activations", "rotate_rows_kernel", arguments, holes, _HEADS, (("n_rows", "ROWS"),))
 
 
+def quantize_rows(name: str, dim: int) -> Kernel:
+    """FP4 values of rows of `dim` channels."""
+    arguments = {"x_ptr": "*bf16", "y_ptr": "*bf16", "n_rows": "i32"}
+    return Kernel(name, "activations", "quantize_rows_kernel", arguments, {"D": dim}, _HEADS, (("n_rows", "ROWS"),))
+
+
+def angles(name: str, pairs: int) -> Kernel:
+    """The angles that RoPE turns `pairs` pairs of channels by."""
+    arguments = {"positions_ptr": "*i64", **dict.fromkeys(("frequencies_ptr", "cos_ptr", "sin_ptr"), "*fp32")}
+    holes: dict[str, Hole] = {"PAIRS": pairs, "PADDED": triton.next_power_of_2(pairs)}
+    grid = (("n_rows", "ROWS"),)
+    return Kernel(name, "activations", "angles_kernel", {**arguments, "n_rows": "i32"}, holes, _HEADS, grid)
+
+
 def swiglu_rows(name: str, inner: int) -> Kernel:
     """The activation of the shared expert."""
-    arguments = {"x_ptr": "*bf16", "y_ptr": "*bf16", "limit": "fp32"}
+    arguments = {**dict.fromkeys(("gate_ptr", "up_ptr", "y_ptr"), "*bf16"), "limit": "fp32"}
     holes: dict[str, Hole] = {"D": inner, "FP8_CASTS": True}
     tiles = (Tile({"BLOCK": 512}), Tile({"BLOCK": 128}))
     grid = (("n_rows", 1), (inner, "BLOCK"))

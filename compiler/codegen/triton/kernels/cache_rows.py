@@ -2,7 +2,9 @@
 
     write_rows    models/pack_ops.py `write_rows`; without slots `pack_rows`; without norm and rotation `quantize`
     pool_tail     models/attention.py `Compressor`: the latent of a group of tokens, from this batch's rows and the tail
-    store_plain   models/ops.py `store` of rows that are not packed: the compressor tail and the token history
+    store_packed  models/ops.py `store` of rows that are packed already
+    store_plain   the same of rows that are not packed: the compressor tail and the token history
+    load_plain    models/ops.py `load` of such rows
 
 A pack without slots is a store into pages of one row: data bytes first, scale bytes behind them.
 """
@@ -23,6 +25,7 @@ from dsv41c.compiler.codegen.triton.kernels.formats import (
     e4m3_group_exponent,
     encode_e2m1,
     encode_e4m3,
+    largest_magnitude,
     power_of_two,
 )
 from dsv41c.compiler.codegen.triton.kernels.rows import inverse_root, rotate_pairs, sum_in_chains
@@ -84,7 +87,7 @@ def write_rows_kernel(
     # --- quantize and pack
     even = tl.reshape(even, (ROWS, GROUPS, GROUP // 2))
     odd = tl.reshape(odd, (ROWS, GROUPS, GROUP // 2))
-    amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=2)
+    amax = largest_magnitude(even, odd)
     if FORMAT == "fp8_e8m0":
         exponent = e4m3_group_exponent(amax)
         # Dividing by a power of two is multiplying by its inverse, exactly.
@@ -190,6 +193,46 @@ def store_plain_kernel(rows_ptr, slots_ptr, cache_ptr, n_rows, WIDTH: tl.constex
     tl.store(cache_ptr + tl.where(kept, slot, 0)[:, None] * WIDTH + column, values, mask=kept[:, None])
 
 
+@triton.jit
+def store_packed_kernel(
+    rows_ptr,
+    slots_ptr,
+    cache_ptr,
+    n_rows,
+    DATA: tl.constexpr,
+    SCALE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PAGE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Rows of DATA and SCALE bytes, uint8 [n_rows, DATA + SCALE], into planar pages of PAGE rows and STRIDE bytes.
+
+    slots int64 [n_rows], -1 writes nothing. PADDED: the power of two from a row's bytes on.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    address = row.to(tl.int64)
+    slot = tl.load(slots_ptr + address, mask=row < n_rows, other=-1)
+    column = tl.arange(0, PADDED)[None, :]
+    kept = (slot >= 0)[:, None] & (column < DATA + SCALE)
+    slot = tl.where(slot >= 0, slot, 0)[:, None]
+    byte = tl.load(rows_ptr + address[:, None] * (DATA + SCALE) + column, mask=kept, other=0)
+    offset = slot % PAGE
+    at = tl.where(column < DATA, offset * DATA + column, PAGE * DATA + offset * SCALE + column - DATA)
+    tl.store(cache_ptr + slot // PAGE * STRIDE + at, byte, mask=kept)
+
+
+@triton.jit
+def load_plain_kernel(cache_ptr, slots_ptr, rows_ptr, n_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """The rows of slots int64 [n_rows] of cache [slots, WIDTH]; slot -1 reads row 0. WIDTH a power of two."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = (row < n_rows)[:, None]
+    slot = tl.load(slots_ptr + row, mask=row < n_rows, other=0)
+    column = tl.arange(0, WIDTH)[None, :]
+    values = tl.load(cache_ptr + tl.where(slot >= 0, slot, 0)[:, None] * WIDTH + column, mask=inside, other=0)
+    tl.store(rows_ptr + row.to(tl.int64)[:, None] * WIDTH + column, values, mask=inside)
+
+
 _ROW_TILES = (Tile({"ROWS": 4}), Tile({"ROWS": 1}))
 _ROW_GRID = (("n_rows", "ROWS"),)
 # Packed caches by whether their writer normalizes: latents come normalized, since index keys are made of them first.
@@ -237,6 +280,20 @@ def store_plain(name: str, kind: str, width: int) -> Kernel:
     """A kernel that stores rows of `width` fp32 or i32 columns."""
     arguments = {"rows_ptr": f"*{kind}", "slots_ptr": "*i64", "cache_ptr": f"*{kind}", "n_rows": "i32"}
     return Kernel(name, "cache_rows", "store_plain_kernel", arguments, {"WIDTH": width}, _ROW_TILES, _ROW_GRID)
+
+
+def store_packed(name: str, data: int, scale: int, page: int, stride: int) -> Kernel:
+    """A kernel that stores packed rows of `data` and `scale` bytes in pages of `page` rows and `stride` bytes."""
+    arguments = {"rows_ptr": "*u8", "slots_ptr": "*i64", "cache_ptr": "*u8", "n_rows": "i32"}
+    holes: dict[str, Hole] = {"DATA": data, "SCALE": scale, "PADDED": triton.next_power_of_2(data + scale)}
+    holes |= {"PAGE": page, "STRIDE": stride}
+    return Kernel(name, "cache_rows", "store_packed_kernel", arguments, holes, _ROW_TILES, _ROW_GRID)
+
+
+def load_plain(name: str, kind: str, width: int) -> Kernel:
+    """A kernel that loads rows of `width` fp32 or i32 columns."""
+    arguments = {"cache_ptr": f"*{kind}", "slots_ptr": "*i64", "rows_ptr": f"*{kind}", "n_rows": "i32"}
+    return Kernel(name, "cache_rows", "load_plain_kernel", arguments, {"WIDTH": width}, _ROW_TILES, _ROW_GRID)
 
 
 def _pool(channels: int, ratio: int) -> Kernel:

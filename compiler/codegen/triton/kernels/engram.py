@@ -1,5 +1,6 @@
 """Engram: rows of the table, and the gate that lets them into the streams (SPEC 7.6, 7.7; models/engram.py).
 
+ngram_hash      models/ops.py `ngram_hash`: the table rows of the n-grams that end at a position
 engram_gather   models/ops.py `lookup`; with QUANTIZE the values as the next product reads them
 engram_gate     each stream's gate from its own dot with its key, and the gated value added to it
 """
@@ -20,6 +21,41 @@ if TYPE_CHECKING:
 
 _GROUP = tl.constexpr(32)
 _FLOOR = tl.constexpr(1e-6)  # inside the square root of the gate
+
+
+@triton.jit
+def ngram_hash_kernel(
+    ids_ptr,
+    multipliers_ptr,
+    primes_ptr,
+    offsets_ptr,
+    rows_ptr,
+    n_rows,
+    SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """ids int64 [n_rows, SIZE] and multipliers int64 [SIZE] to rows int64 [n_rows, (SIZE - 1) * HEADS].
+
+    primes, offsets int64 [(SIZE - 1) * HEADS], n-gram size major. PADDED: the power of two from HEADS on.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < n_rows
+    address = row.to(tl.int64)
+    head = tl.arange(0, PADDED)
+    hashed = tl.load(ids_ptr + address * SIZE, mask=inside, other=0) * tl.load(multipliers_ptr)
+    for back in tl.static_range(1, SIZE):
+        own = tl.load(ids_ptr + address * SIZE + back, mask=inside, other=0)
+        hashed = hashed ^ (own * tl.load(multipliers_ptr + back))
+        column = (back - 1) * HEADS + head
+        prime = tl.load(primes_ptr + column, mask=head < HEADS, other=1)[None, :]
+        # The remainder has the divisor's sign, as Python's and torch's have.
+        rest = hashed[:, None] % prime
+        rest = tl.where(rest < 0, rest + prime, rest)
+        place = address[:, None] * ((SIZE - 1) * HEADS) + column[None, :]
+        offset = tl.load(offsets_ptr + column, mask=head < HEADS, other=0)[None, :]
+        tl.store(rows_ptr + place, rest + offset, mask=inside[:, None] & (head < HEADS)[None, :])
 
 
 @triton.jit
@@ -94,6 +130,15 @@ def engram_gate_kernel(
     # --- the streams
     value = tl.load(keys + STREAMS * D + channel, mask=wanted, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, (h + gate[:, None] * value).to(tl.bfloat16), mask=wanted)
+
+
+def ngram_hash(name: str, size: int, heads: int) -> Kernel:
+    """Hashes of the n-grams of 2 to `size` tokens, `heads` of each."""
+    names = ("ids_ptr", "multipliers_ptr", "primes_ptr", "offsets_ptr", "rows_ptr")
+    arguments = {**dict.fromkeys(names, "*i64"), "n_rows": "i32"}
+    holes: dict[str, Hole] = {"SIZE": size, "HEADS": heads, "PADDED": triton.next_power_of_2(heads)}
+    tiles = (Tile({"ROWS": 16}), Tile({"ROWS": 4}))
+    return Kernel(name, "engram", "ngram_hash_kernel", arguments, holes, tiles, (("n_rows", "ROWS"),))
 
 
 def gather(name: str, width: int, quantize: bool) -> Kernel:

@@ -1,9 +1,10 @@
 """Routed experts without a sort and without the host (SPEC 6.2; models/ops.py `experts`).
 
+    select_experts  the experts with the largest scores of a row, best first
     route           for each expert, the (row, choice) pairs that chose it, in order, and where its list starts
     experts_up      gate and up projections, SwiGLU, routing weight, and the fp8 values that the down projection reads
     experts_down    the down projection of every pair
-    combine         the pairs of a row added in expert order, as the reference adds them
+    combine         the pairs of a row added in expert order, as the reference adds them, then the shared expert
 
 A program of the projections belongs to one expert and one tile of its outputs, and walks the rows of its expert: grids
 do not depend on what was chosen, and an expert that nobody chose costs nothing. Pair p is choice p % n_choices of
@@ -26,6 +27,34 @@ if TYPE_CHECKING:
     from dsv41c.models.config import ModelConfig
 
 _GROUP = tl.constexpr(32)
+
+
+@triton.jit
+def select_experts_kernel(
+    scores_ptr,
+    ids_ptr,
+    n_rows,
+    n_experts,
+    CHOICES: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """scores fp32 [n_rows, n_experts] to ids int64 [n_rows, CHOICES], best first; equal scores go to the lower expert.
+
+    PADDED: a power of two from n_experts on.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < n_rows
+    address = row.to(tl.int64)
+    expert = tl.arange(0, PADDED)[None, :]
+    wanted = inside[:, None] & (expert < n_experts)
+    scores = tl.load(scores_ptr + address[:, None] * n_experts + expert, mask=wanted, other=float("-inf"))
+    free = expert < n_experts
+    for choice in tl.static_range(CHOICES):
+        best = tl.max(tl.where(free, scores, float("-inf")), axis=1)[:, None]
+        chosen = tl.min(tl.where(free & (scores == best), expert, PADDED), axis=1)
+        tl.store(ids_ptr + address * CHOICES + choice, chosen.to(tl.int64), mask=inside)
+        free = free & (expert != chosen[:, None])
 
 
 @triton.jit
@@ -149,9 +178,20 @@ def experts_down_kernel(
 
 @triton.jit
 def combine_kernel(
-    y_ptr, ids_ptr, total_ptr, D: tl.constexpr, CHOICES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+    y_ptr,
+    ids_ptr,
+    shared_ptr,
+    total_ptr,
+    D: tl.constexpr,
+    CHOICES: tl.constexpr,
+    PADDED: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """y bf16 [rows, CHOICES, D] and ids int64 [rows, CHOICES] to fp32 [rows, D]; PADDED: CHOICES, to a power of two."""
+    """y bf16 [rows, CHOICES, D] and ids int64 [rows, CHOICES] to their sum [rows, D], in the type of total.
+
+    HAS_SHARED: the shared expert's output, bf16 [rows, D], is added last. PADDED: CHOICES, to a power of two.
+    """
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     choice = tl.arange(0, PADDED)
@@ -164,7 +204,9 @@ def combine_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for step in tl.static_range(CHOICES):
         total += tl.sum(tl.where((valid & (turn == step))[:, None], y, 0.0), axis=0)
-    tl.store(total_ptr + row * D + channel, total, mask=channel < D)
+    if HAS_SHARED:
+        total += tl.load(shared_ptr + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
+    tl.store(total_ptr + row * D + channel, total.to(total_ptr.dtype.element_ty), mask=channel < D)
 
 
 _LISTS = dict.fromkeys(("starts_ptr", "counts_ptr", "order_ptr"), "*i32")
@@ -177,6 +219,14 @@ _FEW = (
     Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 128}, warps=4, stages=2),
     Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 64}, warps=4, stages=1),
 )
+
+
+def select_experts(name: str, count: int, choices: int) -> Kernel:
+    """The choice of a router among `count` experts."""
+    arguments = {"scores_ptr": "*fp32", "ids_ptr": "*i64", "n_rows": "i32", "n_experts": "i32"}
+    holes: dict[str, Hole] = {"CHOICES": choices, "PADDED": triton.next_power_of_2(count)}
+    tiles = (Tile({"ROWS": 4}), Tile({"ROWS": 1}))
+    return Kernel(name, "experts", "select_experts_kernel", arguments, holes, tiles, (("n_rows", "ROWS"),))
 
 
 def route() -> Kernel:
@@ -209,10 +259,12 @@ def _projection(
     return Kernel(name, "experts", function, arguments, holes, tiles, grid, sizes=("n_experts",))
 
 
-def combine(name: str, dim: int, choices: int) -> Kernel:
-    """The sum over a row's choices."""
-    arguments = {"y_ptr": "*bf16", "ids_ptr": "*i64", "total_ptr": "*fp32"}
-    holes = {"D": dim, "CHOICES": choices, "PADDED": triton.next_power_of_2(choices)}
+def combine(name: str, dim: int, choices: int, shared: bool = False) -> Kernel:
+    """The sum over a row's choices as fp32; with the shared expert added it is rounded to bf16."""
+    arguments = {"y_ptr": "*bf16", "ids_ptr": "*i64", "shared_ptr": "*bf16"}
+    arguments |= {"total_ptr": "*bf16" if shared else "*fp32"}
+    holes: dict[str, Hole] = {"D": dim, "CHOICES": choices, "PADDED": triton.next_power_of_2(choices)}
+    holes |= {"HAS_SHARED": shared}
     tiles = (Tile({"BLOCK": 512}), Tile({"BLOCK": 128}))
     grid = (("n_rows", 1), (dim, "BLOCK"))
     return Kernel(name, "experts", "combine_kernel", arguments, holes, tiles, grid, sizes=("n_rows",))

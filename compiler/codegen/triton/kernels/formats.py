@@ -66,7 +66,7 @@ def decode_e2m1(code):
 
 @triton.jit
 def encode_e4m3(x, FP8_CASTS: tl.constexpr):
-    """fp32 within +-448 to e4m3 bytes in uint8, nearest, ties to even."""
+    """fp32 within +-448 or NaN to e4m3 bytes in uint8, nearest, ties to even."""
     if FP8_CASTS:
         return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     bits = x.to(tl.int32, bitcast=True)
@@ -75,6 +75,7 @@ def encode_e4m3(x, FP8_CASTS: tl.constexpr):
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - ((127 - 7) << 3)
     shifted = (tl.abs(x) + _E4M3_STEP_SHIFTER).to(tl.int32, bitcast=True)
     code = tl.where(tl.abs(x) < _E4M3_SMALLEST_NORMAL, shifted - _E4M3_STEP_SHIFTER_BITS, normal)
+    code = tl.where(x != x, 0x7F, code)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
@@ -99,8 +100,18 @@ def e4m3_group_exponent(amax):
 
 @triton.jit
 def clamp_e4m3(x):
-    """fp32 to within the range of e4m3."""
-    return tl.minimum(tl.maximum(x, -_E4M3_MAX), _E4M3_MAX)
+    """fp32 to within the range of e4m3; NaN stays NaN, since a broken row must not pass for a number."""
+    return tl.clamp(x, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest_magnitude(x, y):
+    """The largest magnitude of two fp32 tensors and of their last axis; NaN where there is one.
+
+    Magnitudes are ordered as their bits are, and NaN lies above infinity; a maximum of floats would skip it.
+    """
+    bits = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, y.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    return tl.max(bits, axis=-1).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -111,9 +122,9 @@ def e2m1_group_exponent(amax):
 
 @triton.jit
 def e2m1_group_scale(amax, FP8_CASTS: tl.constexpr):
-    """The e4m3 scale byte of FP4 groups with e4m3 scales (SPEC 2.4 b)."""
-    ratio = tl.div_rn(tl.maximum(amax, _E2M1_E4M3_FLOOR), tl.full(amax.shape, _E2M1_MAX, tl.float32))
-    return encode_e4m3(tl.minimum(ratio, _E4M3_MAX), FP8_CASTS)
+    """The e4m3 scale byte of FP4 groups with e4m3 scales (SPEC 2.4 b); NaN for a group with NaN: e2m1 has no code."""
+    floored = tl.maximum(amax, _E2M1_E4M3_FLOOR, propagate_nan=tl.PropagateNan.ALL)
+    return encode_e4m3(clamp_e4m3(tl.div_rn(floored, tl.full(amax.shape, _E2M1_MAX, tl.float32))), FP8_CASTS)
 
 
 @triton.jit

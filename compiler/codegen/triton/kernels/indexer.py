@@ -217,7 +217,7 @@ _SELECT = {
     "ratio": "i32",
     "per": "i32",
 }
-_MANY = 4  # rows of a prefill that share decoded keys
+ROWS_TOGETHER = 4  # rows of a prefill that share decoded keys
 # Rows of a tile may start anywhere in these.
 _BY_ROW = ("sequence_ptr", "positions_ptr")
 
@@ -292,7 +292,7 @@ def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
     for spec in (spec for spec in state_specs(config) if spec.kind == "index"):
         sizes = (config.index_n_heads, spec.channels, spec.ratio, (spec.page, spec.page_width), block)
         publish = spec.owner == source
-        for rows, form in ((_MANY, "index_scores"), (1, "index_scores_single")):
+        for rows, form in ((ROWS_TOGETHER, "index_scores"), (1, "index_scores_single")):
             name = f"{form}_{spec.page}{'_blocks' * publish}"
             made[name] = scores(name, *sizes, rows, publish=publish)
         if publish:

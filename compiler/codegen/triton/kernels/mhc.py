@@ -61,8 +61,9 @@ def mhc_site_kernel(
     inside = row < n_rows
     address = row.to(tl.int64)
     pre = _mixes(pre_ptr, address, inside, _N)
-    post = _mixes(post_ptr, address, inside, _N)
-    comb = _mixes(comb_ptr, address, inside, _N * _N)
+    if EXPAND:
+        post = _mixes(post_ptr, address, inside, _N)
+        comb = _mixes(comb_ptr, address, inside, _N * _N)
     total = tl.zeros((_WIDTH, ROWS), tl.float64)
     squares = tl.zeros((ROWS,), tl.float64)
     BLOCKS: tl.constexpr = (D + BLOCK - 1) // BLOCK

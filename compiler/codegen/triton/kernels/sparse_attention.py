@@ -18,6 +18,7 @@ import triton.language as tl
 
 from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
 from dsv41c.compiler.codegen.triton.kernels.paged import fp4_tile, fp8_tile, planar_row
+from dsv41c.errors import CompileError
 
 if TYPE_CHECKING:
     from dsv41c.models.config import ModelConfig
@@ -305,6 +306,10 @@ _COMBINED = {
 }
 _GRID = (("n_rows", 1), ("HEADS", "BLOCK_HEADS"))
 _CHUNK = 64  # channels that are decoded at a time: with more of them, registers spill
+# Targets whose shared memory takes 32 heads of 512 channels, and those that hold queries of 16; without matrix
+# instructions for bf16, on sm_75, whatever is held spills. Tiles that cannot fit would only cost time to compile.
+_ROOM = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_10")
+_HOLDING = ("cuda:sm_8", "cuda:sm_9", "cuda:sm_1")
 
 
 def attend(
@@ -315,7 +320,15 @@ def attend(
     Args:
         window, main: keys a row, rows a page, bytes a page; no keys of a cache that is not read.
         split: the splits of `combine` instead of the output.
+
+    Raises:
+        CompileError: no tile takes so many channels.
     """
+    if channels < 32 or channels & (channels - 1):
+        raise CompileError(
+            f"sparse attention takes heads of 32, 64, 128, ... channels, not {channels}: its tiles are powers of two; "
+            "change 'head_dim'"
+        )
     holes: dict[str, Hole] = {"HEADS": heads, "D": channels, "SCALE": channels**-0.5, "SPLIT": split, "FP8_CASTS": True}
     holes |= dict(zip(("WINDOW", "WINDOW_PAGE", "WINDOW_STRIDE"), window, strict=True))
     holes |= dict(zip(("SELECTED", "MAIN_PAGE", "MAIN_STRIDE"), main, strict=True))
@@ -326,7 +339,7 @@ def attend(
         "attend_kernel",
         arguments,
         holes,
-        _tiles(heads, channels, main[0]),
+        _tiles(heads, channels, window[0]),
         (*_GRID, ("n_splits", 1)),
     )
 
@@ -337,13 +350,15 @@ def combine(name: str, heads: int, channels: int) -> Kernel:
     return Kernel(name, "sparse_attention", "combine_kernel", _COMBINED, {"HEADS": heads, "D": channels}, tiles, _GRID)
 
 
-def _tiles(heads: int, channels: int, selected: int) -> tuple[Tile, ...]:
+def _tiles(heads: int, channels: int, window: int) -> tuple[Tile, ...]:
     """Blocks of heads as large as there are heads for, and never under 16: matrix units take no fewer rows."""
     chunks = max(1, channels // _CHUNK)
-    # Over window rows alone, 32 heads were seen to spill on sm_80, sm_90, sm_100 and sm_120.
-    blocks = (32, 16) if heads >= 32 and selected else (16,)
+    # With a tile of both kinds of keys, 32 heads were seen to spill on sm_80, sm_90 and sm_100.
+    blocks = (32, 16) if heads >= 32 and window % _TILE.value == 0 else (16,)
     held = [{"BLOCK_HEADS": block, "CHUNKS": chunks, "HELD": True} for block in blocks]
-    cuda = [Tile(holes, warps=8, stages=1, targets=("cuda:",)) for holes in held]
+    cuda = [Tile(holes, 8, 1, _ROOM if holes["BLOCK_HEADS"] == 32 else _HOLDING) for holes in held]
+    # What is left: sm_86 and sm_89 spill held queries in a tile of both kinds.
+    cuda.append(_again(chunks, 8, "cuda:"))
     return (*cuda, _again(max(1, chunks // 4), 4, "hip:gfx9"), _again(max(1, chunks // 2), 8, "hip:gfx1"))
 
 

@@ -1,0 +1,325 @@
+"""The body of one generated kernel: blocks of values, computed where and at the positions that their users need.
+
+A `RowBlocks` is asked for a value at an index and adds the statements that compute it. Views only change the index;
+element-wise ops ask for their operands at the same index; a reduction adds an axis. Each pair of value and index is
+computed once.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from dsv41c.compiler.codegen.triton.index_math import Axis, Index, Loaded, product, strides_of
+from dsv41c.errors import CompileError
+from dsv41c.ir.dims import Dim, symbols_of
+from dsv41c.ir.names import unused
+from dsv41c.ir.ops.torch_ops import ListConstruct, Scalar, constant_value, is_constant
+from dsv41c.ir.text import line_of
+from dsv41c.ir.types import TensorType
+
+__all__ = [
+    "FP8_HELPERS",
+    "TRITON_TYPES",
+    "Block",
+    "Buffer",
+    "Reduction",
+    "RowBlocks",
+    "TooLarge",
+    "joined",
+    "refused",
+    "tensor_type",
+]
+
+# Elements as kernels compute with them; e4m3 is a byte there.
+TRITON_TYPES = {
+    "f64": "tl.float64",
+    "f32": "tl.float32",
+    "f16": "tl.float16",
+    "bf16": "tl.bfloat16",
+    "f8E4M3FN": "tl.uint8",
+    "ui8": "tl.uint8",
+    "si8": "tl.int8",
+    "si16": "tl.int16",
+    "si32": "tl.int32",
+    "si64": "tl.int64",
+    "i1": "tl.int1",
+}
+FP8_HELPERS = frozenset({"decode_e4m3", "encode_e4m3"})
+_AXIS_LETTERS = "ijklmnuvw"
+_BIG = 2**31
+
+
+@dataclass(frozen=True)
+class Block:
+    """A value inside a kernel: a variable or a number.
+
+    Attributes:
+        text: how statements spell it. element: as the IR has it. axes: what it varies over. number: of a constant.
+    """
+
+    text: str
+    element: str
+    axes: frozenset[Axis] = frozenset()
+    number: int | float | bool | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory, in one piece: `pointer` is the kernel's argument."""
+
+    pointer: str
+    dims: tuple[Dim, ...]
+    element: str
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction that is being computed: its result, and the axes that its result varies over."""
+
+    result: SSAValue
+    axes: frozenset[Axis]
+
+
+class TooLarge(Exception):
+    """A block of more elements than a program should hold; raised by `RowBlocks` and handled by the splitting."""
+
+    def __init__(self, elements: int, reductions: Sequence[Reduction], op: Operation) -> None:
+        super().__init__(elements)
+        self.elements, self.reductions, self.op = elements, tuple(reductions), op
+
+
+def joined(checks: Sequence[str]) -> str:
+    """The text of a condition that all of these hold."""
+    each = list(dict.fromkeys(checks))
+    return each[0] if len(each) == 1 else " & ".join(f"({check})" for check in each)
+
+
+def refused(op: Operation, reason: str) -> CompileError:
+    """The error for an op that row programs do not have."""
+    func = op.parent_op()
+    name = func.sym_name.data if isinstance(func, FuncOp) else "?"
+    return CompileError(f"region '{name}' is no row program because of {op.name}: {reason}; in: {line_of(op)}")
+
+
+def tensor_type(value: SSAValue) -> TensorType:
+    """The type of a value that is a tensor."""
+    assert isinstance(value.type, TensorType)
+    return value.type
+
+
+@dataclass
+class RowBlocks:
+    """One kernel's statements.
+
+    Attributes:
+        names: of all values. buffers: what lies in memory: arguments, and values that other kernels have stored.
+        rows: the axis of rows. limit: elements of a block, rows not counted.
+        emitters: by op name, see row_ops.
+    """
+
+    names: Mapping[SSAValue, str]
+    buffers: Mapping[SSAValue, Buffer]
+    rows: Axis
+    limit: int
+    emitters: Mapping[str, object]
+    lines: list[str] = field(default_factory=list)
+    axes: dict[int, list[Axis]] = field(default_factory=dict)
+    neighbours: dict[Axis, set[Axis]] = field(default_factory=dict)
+    pointers: dict[str, str] = field(default_factory=dict)
+    sizes: set[str] = field(default_factory=set)
+    costs: dict[SSAValue, list[int]] = field(default_factory=dict)
+    reductions: list[Reduction] = field(default_factory=list)
+    largest: int = 1
+    helpers: set[str] = field(default_factory=set)
+    _known: dict[tuple[SSAValue, tuple[Index, ...]], Block] = field(default_factory=dict)
+    _used: set[str] = field(
+        default_factory=lambda: {"tl", "triton", "float", "formats", "row_math", "row", "ROWS", "FP8_CASTS"}
+    )
+
+    def value(self, value: SSAValue, index: Sequence[Index]) -> Block:
+        """The block of a value at an index, computed here unless it is there already."""
+        key = (value, tuple(index))
+        if key not in self._known:
+            before = len(self.lines)
+            self._known[key] = self._compute(value, key[1])
+            self.costs.setdefault(value, []).append(len(self.lines) - before)
+        return self._known[key]
+
+    def _compute(self, value: SSAValue, index: tuple[Index, ...]) -> Block:
+        if value in self.buffers:
+            return self.load(value, self.buffers[value], index)
+        op = value.owner
+        assert isinstance(op, Operation), "arguments are buffers"
+        emitter = self.emitters.get(op.name.removeprefix("torch.aten."))
+        if emitter is None:
+            raise refused(op, "row programs do not have this op")
+        return emitter(self, op, index)  # type: ignore[operator]
+
+    def statement(self, value: SSAValue, text: str, operands: Sequence[Block], element: str) -> Block:
+        """Adds `name = text` for a value that varies over its operands' axes."""
+        axes = frozenset().union(*(operand.axes for operand in operands))
+        self._occupy(axes, value)
+        name = self.fresh(self.names.get(value, "value"))
+        type_ = tensor_type(value)
+        comment = f"{type_.element} [{', '.join(map(str, type_.dims))}]"
+        self.lines.append(f"{name} = {text}  # {comment}")
+        return Block(name, element, axes)
+
+    def fresh(self, hint: str) -> str:
+        """A variable's name that is not used yet."""
+        name = "".join(letter if letter.isalnum() else "_" for letter in hint)
+        name = f"v{name}" if name[0].isdigit() else name
+        name = f"{name}_" if keyword.iskeyword(name) else name
+        found = unused(name, self._used)
+        self._used.add(found)
+        return found
+
+    def helper(self, name: str) -> str:
+        """A function of the hand-kept modules, whose import it asks for."""
+        self.helpers.add(name)
+        return f"{'formats' if name in FP8_HELPERS else 'row_math'}.{name}"
+
+    def operand(self, op: Operation, place: int) -> Scalar | str:
+        """A scalar operand: a constant, or the text of a size."""
+        owner = op.operands[place].owner
+        if isinstance(owner, Operation) and is_constant(owner):
+            return constant_value(owner)
+        if isinstance(owner, Operation) and owner.name == "torch.aten.size.int":
+            dim = tensor_type(owner.operands[0]).dims[int(str(self.operand(owner, 1)))]
+            return dim if isinstance(dim, int) else self.size(dim, op)
+        raise refused(op, f"operand {place} is computed at run time")
+
+    def integer(self, op: Operation, place: int) -> int:
+        """A scalar operand that must be a known integer."""
+        found = self.operand(op, place)
+        if not isinstance(found, int):
+            raise refused(op, f"operand {place} is {found}; known integers are supported")
+        return found
+
+    def list_of(self, op: Operation, place: int) -> Sequence[SSAValue]:
+        """The items of an operand that is a list."""
+        owner = op.operands[place].owner
+        if not isinstance(owner, ListConstruct):
+            raise refused(op, f"operand {place} is no list of values")
+        return owner.items
+
+    def integers(self, op: Operation, place: int) -> list[int]:
+        """The items of an operand that is a list of known integers."""
+        owner = op.operands[place].owner
+        assert isinstance(owner, Operation)
+        return [self.integer(owner, item) for item in range(len(self.list_of(op, place)))]
+
+    def size(self, dim: Dim, op: Operation) -> str:
+        """A size's text; its symbols become arguments."""
+        text = str(dim)
+        if "floordiv" in text or "mod" in text or "(" in text:
+            raise refused(op, f"size {text} is no product of symbols")
+        self.sizes |= symbols_of(dim)
+        return text
+
+    def axis(self, extent: int, taken: frozenset[Axis]) -> Axis:
+        """An axis of an extent that is not among `taken`: the first there is, so that users of a value share one."""
+        pool = self.axes.setdefault(extent, [])
+        for axis in pool:
+            if axis not in taken and not axis.tiled:
+                return axis
+        return self.new_axis(extent, _power_of_two(extent))
+
+    def new_axis(self, extent: int, block: int) -> Axis:
+        """One more axis of an extent; tiled over programs where a block does not hold it."""
+        pool = self.axes.setdefault(extent, [])
+        name = f"{_AXIS_LETTERS[len(pool)]}{extent}"
+        self._used.add(name)
+        pool.append(Axis(name, extent, block, tiled=block < extent))
+        return pool[-1]
+
+    def positions(self) -> dict[Axis, int]:
+        """The place of every axis among a block's dimensions; two that meet in no block may share one. Rows are 0."""
+        places: dict[Axis, int] = {}
+        for axis in sorted(self.neighbours, key=lambda axis: (axis.name[1:].zfill(9), axis.name), reverse=True):
+            taken = {places[other] for other in self.neighbours[axis] if other in places}
+            places[axis] = next(place for place in range(1, len(places) + 2) if place not in taken)
+        return places
+
+    def bounds_check(self, index: Index, dim: Dim, op: Operation | None) -> list[str]:
+        """Conditions that an index lies within a size; none where that is certain."""
+        low, high = index.bounds
+        text = index.text()
+        checks = [f"{text} >= 0"] if low is None or low < 0 else []
+        if isinstance(dim, int):
+            return checks + ([f"{text} < {dim}"] if high is None or high >= dim else [])
+        limit = self.size(dim, op) if op is not None else str(dim)
+        self.sizes |= symbols_of(dim)
+        return [*checks, f"{text} < {limit}"]
+
+    def offset(self, index: Sequence[Index], dims: Sequence[Dim], op: Operation | None) -> str:
+        """The element's number in a tensor that lies in one piece."""
+        known, parts = Index(), []
+        for own, stride in zip(index, strides_of(dims), strict=True):
+            if isinstance(stride, int):
+                known = known.plus(own.times(stride))
+            elif own != Index():
+                self.sizes |= symbols_of(stride)
+                parts.append(f"({own.text()}) * ({stride})")
+        total = product(dims)
+        if isinstance(total, int) and total >= _BIG and known.terms:
+            first = index[0].text()
+            rest = self.offset([Index(), *index[1:]], dims, op)
+            return f"({first} + tl.zeros((1,), tl.int64)) * {strides_of(dims)[0]} + {rest}"
+        return " + ".join([*parts, known.text()]) if known != Index() or not parts else " + ".join(parts)
+
+    def pointer(self, buffer: Buffer) -> str:
+        """Marks a buffer as used and gives its argument."""
+        element = {"i1": "u8", "f8E4M3FN": "u8", "f32": "fp32", "f64": "fp64", "f16": "fp16"}.get(buffer.element)
+        kind = element or buffer.element.replace("si", "i").replace("ui", "u")
+        self.pointers[buffer.pointer] = f"*{kind}"
+        return buffer.pointer
+
+    def touch(self, axes: frozenset[Axis], value: SSAValue) -> None:
+        """Notes that a block over these axes exists."""
+        self._occupy(axes, value)
+
+    def _occupy(self, axes: frozenset[Axis], value: SSAValue) -> None:
+        own = axes - {self.rows}
+        elements = math.prod(axis.block for axis in own)
+        if elements > self.limit:
+            op = value.owner
+            assert isinstance(op, Operation)
+            raise TooLarge(elements, self.reductions, op)
+        self.largest = max(self.largest, elements)
+        for axis in own:
+            self.neighbours.setdefault(axis, set()).update(own - {axis})
+
+    def load(self, value: SSAValue, buffer: Buffer, index: tuple[Index, ...]) -> Block:
+        """A value's block from memory; what lies outside of it is 0."""
+        op = value.owner if isinstance(value.owner, Operation) else None
+        checks = [text for own, dim in zip(index, buffer.dims, strict=True) for text in self.bounds_check(own, dim, op)]
+        axes = frozenset().union(*(own.axes for own in index))
+        where = f"{self.pointer(buffer)} + {self.offset(index, buffer.dims, op)}"
+        mask = f", mask={joined(checks)}, other=0" if checks else ""
+        text = f"tl.load({where}{mask})"
+        text = f"{text} != 0" if buffer.element == "i1" else text
+        # A loaded block is a value like any other, but arguments have no op to blame.
+        if isinstance(value.owner, Operation):
+            self._occupy(axes, value)
+        elif math.prod(axis.block for axis in axes - {self.rows}) > self.limit:
+            raise TooLarge(
+                math.prod(axis.block for axis in axes - {self.rows}), self.reductions, next(iter(value.uses)).operation
+            )
+        return self.statement(value, text, [Block("", buffer.element, axes)], buffer.element)
+
+    def loaded(self, block: Block) -> Index:
+        """A computed position as an index."""
+        if block.number is not None:
+            return Index(int(block.number))
+        return Index.of(Loaded(block.text, block.axes))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
