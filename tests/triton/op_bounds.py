@@ -1,4 +1,4 @@
-"""How close values of a device program must be to the IR interpreter's, by the op that makes them: the bounds of the table."""
+"""How close values of a device program must be to the IR interpreter's, by the op: the bounds of the table."""
 
 import torch
 from tolerances import BF16_ROUGH_SHARE, BF16_ULPS, FP32_SUM, ROTARY_ABSOLUTE, TRITON
