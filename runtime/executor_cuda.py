@@ -176,7 +176,7 @@ class CudaExecutor:
         forms = {name: one for name, one in self._plan.device.items() if program in (name, one.of)}
         if not forms:
             raise PlanError(f"the plan has no GPU program for {program}; it has {', '.join(self._plan.device)}")
-        for name, form in forms.items():
+        for name, form in sorted(forms.items(), key=lambda item: not item[1].padded):
             sizes = self._sizes(form, inputs)
             rows = sizes[_ROWS]
             if not form.padded:
