@@ -46,6 +46,7 @@ class Trial:
         bytes, flops: what it moves and computes at least.
         reference: what the outputs must be; None where it is only timed.
         relative: how far each row of an output may be from it in L2, relative to the row; 0 for equal bits.
+        redrawn: lists of cache rows, which each of several copies of the arguments has of its own.
     """
 
     label: str
@@ -56,6 +57,22 @@ class Trial:
     flops: int = 0
     reference: Reference | None = None
     relative: float = 0.0
+    redrawn: tuple[str, ...] = ()
+
+    def copies(self, count: int, most_bytes: int = 1 << 30) -> list[Arguments]:
+        """The arguments several times over: tensors of more bytes are shared, all others are copied."""
+        made: list[Arguments] = [self.arguments]
+        for _ in range(count - 1):
+            own: Arguments = {}
+            for name, one in self.arguments.items():
+                if name in self.redrawn and isinstance(one, Tensor):
+                    own[name] = torch.randint_like(one, int(one.max()) + 1)
+                elif isinstance(one, Tensor) and one.nbytes <= most_bytes:
+                    own[name] = one.clone()
+                else:
+                    own[name] = one
+            made.append(own)
+        return made
 
     def errors(self) -> dict[str, float]:
         """How far each output is from the reference after the kernel ran: the worst row's, relative in L2.
@@ -391,13 +408,13 @@ def _expert_rows(given: Tensor, ids: Tensor, packed: dict[str, Tensor], weights:
     choices = ids.shape[1]
     made = []
     for pair, expert in enumerate(ids.flatten().tolist()):
-        values = {n: quant.dequantize_fp4_weight(packed[f"w{n}_ptr"][expert], packed[f"s{n}_ptr"][expert]) for n in "123"
-                  if f"w{n}_ptr" in packed}  # fmt: skip
+        own = [(n, packed[f"w{n}_ptr"][expert], packed[f"s{n}_ptr"][expert]) for n in "123" if f"w{n}_ptr" in packed]
+        values = {n: quant.dequantize_fp4_weight(weight, scale).float() for n, weight, scale in own}
         if "2" in values:
-            made.append(given[pair].float() @ values["2"].float().T)
+            made.append(given[pair].float() @ values["2"].T)
             continue
         x = given[pair // choices].float()
-        gate, up = ((x @ values[n].float().T).bfloat16() for n in "13")
+        gate, up = ((x @ values[n].T).bfloat16() for n in "13")
         hidden = ops.swiglu(gate, up, _LIMIT) * weights[pair // choices, pair % choices]
         made.append(quant.fake_quantize(hidden.bfloat16().unsqueeze(0), "fp8_e8m0").squeeze(0).float())
     return {"y_ptr" if "w2_ptr" in packed else "hidden_ptr": torch.stack(made)}
@@ -475,7 +492,8 @@ def _attend(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...
         flops = 4 * batch * heads * channels * (window + selected)
         # What a split leaves is no output yet: `combine` is checked on its own.
         check = None if timing or is_split else reference
-        yield Trial(f"batch {batch}, context {context}", arguments, {}, ("out_ptr",), moved, flops, check, _EXPERTS)
+        label, lists = f"batch {batch}, context {context}", ("window_index_ptr", "main_slots_ptr")
+        yield Trial(label, arguments, {}, ("out_ptr",), moved, flops, check, _EXPERTS, lists)
 
 
 def _combine(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...]) -> Iterator[Trial]:
