@@ -289,8 +289,7 @@ class RowBlocks:
         own = axes - {self.rows}
         elements = math.prod(axis.block for axis in own)
         if elements > self.limit:
-            op = value.owner
-            assert isinstance(op, Operation)
+            op = value.owner if isinstance(value.owner, Operation) else next(iter(value.uses)).operation
             raise TooLarge(elements, self.reductions, op)
         self.largest = max(self.largest, elements)
         for axis in own:
@@ -305,13 +304,6 @@ class RowBlocks:
         mask = f", mask={joined(checks)}, other=0" if checks else ""
         text = f"tl.load({where}{mask})"
         text = f"{text} != 0" if buffer.element == "i1" else text
-        # A loaded block is a value like any other, but arguments have no op to blame.
-        if isinstance(value.owner, Operation):
-            self._occupy(axes, value)
-        elif math.prod(axis.block for axis in axes - {self.rows}) > self.limit:
-            raise TooLarge(
-                math.prod(axis.block for axis in axes - {self.rows}), self.reductions, next(iter(value.uses)).operation
-            )
         return self.statement(value, text, [Block("", buffer.element, axes)], buffer.element)
 
     def loaded(self, block: Block) -> Index:

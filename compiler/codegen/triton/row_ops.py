@@ -217,6 +217,8 @@ def _select(blocks: RowBlocks, value: SSAValue, condition: Block, chosen: Sequen
     if condition.number is not None:
         return chosen[0] if condition.number else chosen[1]
     texts = [block.text for block in chosen]
+    if texts[0] == texts[1]:
+        return chosen[0]
     if all(block.number is not None for block in chosen):
         texts[0] = f"tl.full(@ONES@, {texts[0]}, {TRITON_TYPES[element]})"
     return blocks.statement(value, f"tl.where({condition.text}, {', '.join(texts)})", [condition, *chosen], element)
@@ -395,7 +397,7 @@ def _stack(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
     chosen = [blocks.value(piece, rest) for piece in pieces]
     found = chosen[-1]
     for place in reversed(range(len(chosen) - 1)):
-        condition = Block(f"({index[dim].text()}) == {place}", "i1", index[dim].axes)
+        condition = Block(f"{index[dim].text()} == {place}", "i1", index[dim].axes)
         found = _select(blocks, result, condition, [chosen[place], found], tensor_type(result).element)
     return found
 

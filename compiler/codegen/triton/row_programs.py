@@ -164,7 +164,7 @@ class _Splitting:
         pointers: dict[int, set[str]] = {}
         for place, root in enumerate(roots):
             blocks = self._emit([root])
-            if blocks is None:
+            if blocks is None or self._stores_repeated(blocks):
                 return None
             pointers[place] = set(blocks.pointers)
         groups: dict[tuple[object, ...], list[_Root]] = {}
@@ -244,8 +244,9 @@ class _Splitting:
         return blocks
 
     def _store(self, blocks: RowBlocks, root: _Root, index: Sequence[Index]) -> None:
-        block = blocks.value(root.value, _reshaped(None, index, root.dims, tensor_type(root.value).dims))
-        position = root.place(_reshaped(None, index, root.dims, tensor_type(root.value).dims))
+        own = _reshaped(None, index, root.dims, tensor_type(root.value).dims)
+        block, position = blocks.value(root.value, own), root.place(own)
+        blocks.touch(frozenset().union(*(one.axes for one in index)), root.value)
         checks = [
             text
             for own, dim in zip(index, root.dims, strict=True)
