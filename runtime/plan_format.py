@@ -360,6 +360,8 @@ class DeviceProgram:
         sizes: the sizes that a call must have, by symbol of the inputs' shapes.
         buckets: numbers of rows with places for the buffers that have memory of their own, by `%value`; with rising
             numbers of rows.
+        padded: whether it is for calls of one row a sequence, all with an output, which are padded to a bucket and
+            whose launches a GPU records as a graph; else calls of any sizes within a bucket are launched as they are.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -370,6 +372,7 @@ class DeviceProgram:
     of: str | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
+    padded: bool = False
 
 
 @dataclass(frozen=True)

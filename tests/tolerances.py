@@ -74,3 +74,38 @@ WHOLE_MODEL = WholeModel()
 # (std 3) and 0.023 in its confidences here, and no draft id changes; the bound is twice that.
 DRAFT_LOGITS = 0.14
 DRAFT_CONFIDENCE = 0.05
+
+
+@dataclass(frozen=True)
+class FamilyBound:
+    """How far a family of Triton kernels may be from its reference, on values that random inputs give.
+
+    Attributes:
+        relative: error of a value by its size; where it says so, of a row or a tensor in L2.
+        same: least share of values that are the reference's to the bit.
+    """
+
+    relative: float
+    same: float = 0.0
+
+
+# Families that are not named are exact: indexer, cache writers, norms, rotations, and every quantizer; and so are
+# penalties, cuts and choices of the sampling kernels. Not in the README: kernels add in another order than torch.
+TRITON = {
+    # One rounding of an fp32 sum to bf16; beside it the sum's own error, FP32_SUM of the mean magnitude.
+    "gemm": FamilyBound(2.0**-8, 0.99),
+    # Three products and a rounding between them; of a row in L2, seen 1.5e-3.
+    "experts": FamilyBound(3e-3, 0.98),
+    # The mixes behind Sinkhorn, as SINKHORN_RELATIVE: sums of 20480 products tile by tile.
+    "mhc": FamilyBound(SINKHORN_RELATIVE),
+    # Shares of the keys have maxima of their own; of all outputs in L2, seen 1.2e-3. Unsplit: BF16_ULPS.
+    "sparse_attention split": FamilyBound(3e-3),
+    # exp and its quotient differ in their last bit, which a rounding to bf16 or fp8 rarely shows.
+    "cache_rows tail": FamilyBound(2.0**-8, 0.999),
+    "engram gate": FamilyBound(2.0**-8, 0.999),
+    "activations swiglu": FamilyBound(2.0**-4, 0.999),
+    # exp and log of fp32.
+    "sampling logprobs": FamilyBound(1e-6),
+}
+# fp32 sums of a few hundred to 20480 products in another order, relative to the mean magnitude of the sums.
+FP32_SUM = 1e-5

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-for folder in ("models", "compiler", "serving", "triton"):
+for folder in ("models", "compiler", "runtime", "serving", "triton"):
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 import interpreter  # noqa: E402

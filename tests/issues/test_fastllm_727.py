@@ -15,6 +15,7 @@ from test_attention_kernels import assert_close
 from test_cache_writers import EPS
 from test_gemm import TILE, assert_rounded
 from test_indexer import Batch, choose, coarse
+from tolerances import TRITON
 from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.families import Tile
@@ -59,7 +60,7 @@ def test_norm_and_product(latents: tuple[Tensor, Tensor, Tensor, Tensor]) -> Non
     quantized, w, scale, y = latents
     assert quantized.abs().max() > 20 * quantized.float().pow(2).mean().sqrt()
     assert_rounded(y, quantized.double() @ quant.dequantize_weight(w, scale).double().T)
-    assert (y == ops.linear_fp8(quantized, w, scale, 1)).float().mean() > 0.99
+    assert (y == ops.linear_fp8(quantized, w, scale, 1)).float().mean() > TRITON["gemm"].same
 
 
 @pytest.mark.parametrize(("row_format", "norm"), [("fp8_e8m0", True), ("fp4_e4m3", False)])
@@ -89,7 +90,7 @@ def test_latents_of_two_tokens(latents: tuple[Tensor, Tensor, Tensor, Tensor]) -
     before = torch.cat([torch.zeros(1, 2 * HEAD), raw[:-1]])
     kv, gate = torch.stack([before, raw]).chunk(2, dim=-1)
     expected = rms_norm((kv * torch.softmax(gate, 0)).sum(0).bfloat16(), weight, EPS)
-    assert (latent == expected).float().mean() > 0.999
+    assert (latent == expected).float().mean() > TRITON["cache_rows tail"].same
     assert_close(latent, expected)
 
 

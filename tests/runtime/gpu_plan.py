@@ -35,25 +35,27 @@ TUNED = Tile({"ROWS": 2}, warps=2, stages=1)
 CONFIGS = {
     "cuda:sm_80": Configs("cuda:sm_80", (Config("store_plain_kernel", dict(STORE.holes), TUNED, 3.5, 4.0),), {}),
 }
+# Rows of the derived weight are summed up over one part, stored at the slots that positions are, and cut.
 PROGRAM = DeviceProgram(
-    inputs=(InputSpec("parts", "f32", (2, "T", WIDTH)), InputSpec("slots", "si64", ("T",))),
+    inputs=(InputSpec("positions", "si64", ("T",)),),
     caches=("tail.1",),
-    outputs=(OutputSpec("total", "%total"),),
+    outputs=(OutputSpec("again", "%again"),),
     buffers={
         "total": DeviceBuffer("f32", ("T", WIDTH)),
-        "again": DeviceBuffer("f32", ("T", WIDTH)),
-        "second": DeviceBuffer("f32", ("T", WIDTH), "%parts", f"{WIDTH * 4}*T"),
+        "again": DeviceBuffer("f32", ("T", WIDTH // 2)),
+        "half": DeviceBuffer("f32", ("T", WIDTH // 2), "%total", f"{WIDTH * 2}*T"),
     },
     launches=(
-        DeviceLaunch("sum_parts_fp32", ("%parts", "%total", f"{WIDTH}*T", 2)),
-        DeviceLaunch("store_tail", ("%second", "%slots", "$tail.1", "T")),
-        DeviceLaunch("sum_parts_fp32", ("%total", "%again", f"{WIDTH}*T", 1)),
+        DeviceLaunch("sum_parts_fp32", ("@frequencies", "%total", f"{WIDTH}*T", 1)),
+        DeviceLaunch("store_tail", ("%total", "%positions", "$tail.1", "T")),
+        DeviceLaunch("sum_parts_fp32", ("%half", "%again", f"{WIDTH // 2}*T", 1)),
     ),
     of="step",
     buckets=(
         Bucket(1, 1024, {"%total": 0, "%again": 512}),
         Bucket(4, 4096, {"%total": 0, "%again": 2048}),
     ),
+    padded=True,
 )
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tolerances import FP32_SUM
 from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.kernels import formats
@@ -80,7 +81,7 @@ def test_interpreter_multiplies_bf16() -> None:
     a, b = (torch.randn(32, 32, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (1, 2))
     c = torch.empty(32, 32)
     dot_kernel[(1,)](a, b, c, 32)
-    assert torch.allclose(c.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
+    assert torch.allclose(c.double(), a.double() @ b.double(), rtol=FP32_SUM, atol=FP32_SUM)
 
 
 @pytest.mark.parametrize("fp8_casts", [True, False])

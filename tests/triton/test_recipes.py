@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import UnitAttr
 
 from dsv41c.compiler.codegen.triton.device_program import device_program
 from dsv41c.errors import CompileError
-from dsv41c.ir.builder import FunctionBuilder
+from dsv41c.ir.builder import FunctionBuilder, module_of
 from dsv41c.ir.interpreter import Interpreter
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models import quant
@@ -66,7 +66,7 @@ def op(kernel: str, operands: Operands, results: Results, attrs: dict[str, Any],
         return found.value
 
     expected = Interpreter(weights).run(func, values)
-    code = device_program(func, [ROWS], few)
+    code = device_program(func, module_of([func]), [ROWS], few)
     caches = {name: values[name].clone() for name, type_ in types.items() if isinstance(type_, CacheType)}
     tensors = {name: value for name, value in values.items() if name not in caches}
     made_here = DryExecutor(code.program, code.kernels, weights, caches).run(tensors)
@@ -368,4 +368,4 @@ def test_op_without_a_recipe() -> None:
     b = FunctionBuilder("step", {"x": TensorType.of(["T", 64], "bf16")}, RANGES)
     func = b.finish({"y": b.launch("quantize", [b.args["x"]], [TensorType.of(["T", 66], "ui8")])[0]})
     with pytest.raises(CompileError, match=r"no kernels for 'dsv41\.quantize' on cuda:sm_90; .*index_topk"):
-        device_program(func, [ROWS], few=True, target="cuda:sm_90")
+        device_program(func, module_of([func]), [ROWS], few=True, target="cuda:sm_90")

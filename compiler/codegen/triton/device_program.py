@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
-from dsv41c.compiler.codegen.triton.device_builder import DeviceBuilder, LoweredOp
+from dsv41c.compiler.codegen.triton.device_builder import Argument, DeviceBuilder, LoweredOp
 from dsv41c.compiler.codegen.triton.families import Kernel
 from dsv41c.compiler.codegen.triton.recipes import recipe_for
+from dsv41c.compiler.codegen.triton.row_programs import RowProgram, row_program
 from dsv41c.compiler.launch_list import argument_texts, check_launches, input_of, outputs_of
 from dsv41c.ir.arena import placed
-from dsv41c.ir.builder import get_symbols
+from dsv41c.ir.builder import functions, get_symbols
 from dsv41c.ir.dims import evaluate
 from dsv41c.ir.ops.program import Launch
 from dsv41c.ir.rows import ROWS
@@ -41,12 +43,12 @@ class DeviceCode:
 
 
 def device_program(
-    func: FuncOp, rows: Iterable[int], few: bool, of: str | None = None, target: str = "gpu"
+    func: FuncOp, module: ModuleOp, rows: Iterable[int], few: bool, of: str | None = None, target: str = "gpu"
 ) -> DeviceCode:
     """What a GPU runs for a program.
 
     Args:
-        func: a program of launches, as `lowering.lower_for_gpu` makes them.
+        func: a program of launches, as `lowering.lower_for_gpu` makes them. module: it, and the regions that it runs.
         rows: of the buckets, ascending.
         few: whether calls have few rows, each of another sequence; the kernels are then cut to fill a GPU all the same.
         of: the program of the plan that it computes.
@@ -55,7 +57,7 @@ def device_program(
         CompileError: an op has no kernels.
     """
     check_launches(func)
-    texts = argument_texts(func)
+    texts, regions = argument_texts(func), functions(module)
     build, finished = DeviceBuilder(get_symbols(func), few), dict[int, LoweredOp]()
     for op in func.body.block.ops:
         if not isinstance(op, Launch):
@@ -63,7 +65,10 @@ def device_program(
         lowered = _lowered(op, texts)
         for name, type_ in zip(lowered.results, lowered.result_types, strict=True):
             build.result(name, type_)
-        recipe_for(lowered, target)(lowered, build)
+        if lowered.kernel in regions:
+            _run_rows(lowered, row_program(regions[lowered.kernel]), build)
+        else:
+            recipe_for(lowered, target)(lowered, build)
         finished[len(build.launches) - 1] = lowered
     outputs = tuple(outputs_of(func, texts))
     program = DeviceProgram(
@@ -89,6 +94,19 @@ def _lowered(op: Launch, texts: Mapping[SSAValue, str]) -> LoweredOp:
         result_types=tuple(value.type for value in results if isinstance(value.type, TensorType)),
         attrs=kernel_attrs(op),
     )
+
+
+def _run_rows(op: LoweredOp, program: RowProgram, build: DeviceBuilder) -> None:
+    """The launches of a region's row program."""
+    known: dict[str, Argument] = dict(zip(program.inputs, op.args, strict=True))
+    known |= dict(zip(program.outputs, op.results, strict=True))
+    known |= {
+        buffer.pointer: build.scratch(op, buffer.pointer, buffer.element, *buffer.dims) for buffer in program.scratch
+    }
+    known |= {size: size for size in program.sizes}
+    for kernel in program.kernels:
+        names = (*kernel.arguments, *kernel.sizes)
+        build.launch(kernel, **{name: known[name] for name in names})
 
 
 def _typed(value: SSAValue) -> TensorType | CacheType:
