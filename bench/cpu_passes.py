@@ -76,13 +76,21 @@ def bench_model(name: str, folder: Path, rounds: int, threads: int, console: Con
         for executor in executors.values():
             executor.run("step", filling)
             executor.run("step", inputs)
-        for _ in range(rounds):
-            for one, executor in executors.items():
-                times[one].append(seconds_of(lambda given, run=executor.run: run("step", given)["logits"], inputs))
+        for start in range(rounds):
+            # Each round begins with another plan: the place in a round has cost some percent.
+            for one in rotated(list(executors), start):
+                run = executors[one].run
+                times[one].append(seconds_of(lambda given, run=run: run("step", given)["logits"], inputs))
         form = executors[ALL].form_for("step", inputs)
         found[case] = {one: _figures(times, plans, one, form, rows) for one in plans}
         _print(name, case, found[case], console)
     return found
+
+
+def rotated(names: list[str], start: int) -> list[str]:
+    """Names in their order, from another one on."""
+    start %= len(names)
+    return names[start:] + names[:start]
 
 
 def _figures(
@@ -112,7 +120,7 @@ def _print(name: str, case: str, figures: dict[str, Any], console: Console) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["mini6"], choices=["mini6", "100m"])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=13)
     parser.add_argument("--threads", type=int, default=1, help="of torch and of the plan")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "cpu_passes.json")
     options = parser.parse_args()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +24,12 @@ from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.compiler.codegen.triton.configs import Configs, configs_of, read_configs
 from dsv41c.compiler.codegen.triton.families import kernels_of
+from dsv41c.compiler.codegen.triton.lowering import lower_for_gpu
 from dsv41c.compiler.codegen.triton.targets import TARGETS as GPU_TARGETS
 from dsv41c.compiler.codegen.triton.targets import GpuTarget, parse_target
 from dsv41c.compiler.definitions import ALONE, COMPOSED, DEFINITIONS, WHOLE, Definitions
 from dsv41c.compiler.gpu_kernels import GpuKernels, compile_for_gpus
+from dsv41c.compiler.gpu_programs import GpuPrograms, default_buckets, gpu_programs
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import buckets_of, program_of
 from dsv41c.compiler.probe import checkpoint_probe
@@ -45,7 +48,7 @@ from dsv41c.models.weights import empty_backbone, stacked_names
 from dsv41c.passes.derive_replay import REPLAY
 from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
-from dsv41c.passes.pipeline import PHASES, default_pipeline
+from dsv41c.passes.pipeline import PHASES, default_pipeline, gpu_pipeline
 from dsv41c.passes.specialize_rows import SUFFIX
 from dsv41c.passes.split_ced import ENCODE, TAIL
 from dsv41c.runtime.kernels import registry
@@ -75,6 +78,7 @@ DEFAULT_TRANSIENT_BUDGET = 2 << 30
 PROGRAM = "step"
 FORMATS_PHASE = 2  # of the pipeline: from here on products no longer show which formats they multiply
 PROGRAMS = (PROGRAM, ENCODE, TAIL, REPLAY)
+CPU_TEXT, GPU_TEXT = f"programs/{PROGRAM}.mlir", f"programs/{PROGRAM}.gpu.mlir"
 _SLOT_IDS = torch.iinfo(LIST).max + 1
 _TOOLS = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "xdsl")
 
@@ -228,7 +232,7 @@ def lower_config(
     manager = PassManager(passes, context, options.dump_ir, verify_each=probe, on_pass=after_pass)
     module = manager.run(traced)
     records = tuple(PassRecord(pass_.text(), pass_.digest()) for pass_ in passes)
-    return Lowered(module, ranges, records, manager.reports, network, options.buckets)
+    return Lowered(module, ranges, records, manager.reports, network, traced, options.buckets)
 
 
 @dataclass(frozen=True)
@@ -236,7 +240,7 @@ class Lowered:
     """A module of launches and the functions they run, with what made it.
 
     `network` is the step program after the rewrites of the network and before formats are chosen; costs are counted on
-    it.
+    it. `traced` is what the passes began with.
     """
 
     module: ModuleOp
@@ -244,6 +248,7 @@ class Lowered:
     passes: tuple[PassRecord, ...]
     reports: list[PassReport]
     network: FuncOp
+    traced: ModuleOp
     buckets: tuple[int, ...] = ()
 
     @property
@@ -331,22 +336,33 @@ class _Compilation:
         if self.options.verify_each:
             probe = checkpoint_probe(self.checkpoint, tokenizer, constants, self.options.page_tokens)
         lowered = lower_config(self.config, self.options, self.progress, self.on_pass, probe)
-        gpu = self._compile_gpu_kernels()
-        files = dict(gpu.files)
-        launches, kernels = LaunchList({}), list(gpu.entries)
+        files: dict[str, bytes] = {}
+        launches, kernels = LaunchList({}), list[KernelEntry]()
+        programs, passes = list(lowered.programs.values()), lowered.passes
+        if self.gpus:
+            module, gpu_passes = self._lower_for_gpu(lowered)
+            made = self._gpu_programs(module)
+            gpu = self._compile_gpu_kernels(made)
+            kernels += gpu.entries
+            files |= {**gpu.files, GPU_TEXT: print_module(module).encode()}
+            launches = LaunchList({}, dict(made.programs))
+            gpu_functions = functions(module)
+            programs += [gpu_functions[name] for name in PROGRAMS if name in gpu_functions]
+            passes = (*passes, *(record for record in gpu_passes if record not in passes))
         if CPU in self.options.targets:
             compiled = self._compile_kernels(lowered)
             files |= {kernel.file: data for kernel, data in compiled if kernel.file}
             files[VIEWS] = compile_views(self.target)
-            launches = lowered.launch_list()
+            files[CPU_TEXT] = print_module(lowered.module).encode()
+            launches = replace(lowered.launch_list(), device=launches.device)
             kernels = [*(kernel for kernel, _ in compiled), *kernels]
         files[CONSTANTS] = save(constants)
-        files[f"programs/{PROGRAM}.mlir"] = print_module(lowered.module).encode()
         files[LAUNCHES] = encode_launches(launches)
         if tokenizer is not None:
             files[TOKENIZER] = tokenizer.read_bytes()
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
-        manifest = self._manifest(lowered, kernels, tokenizer, digests)
+        weights = weight_table(programs, self.checkpoint)
+        manifest = replace(self._manifest(lowered, kernels, tokenizer, weights), passes=passes, digests=digests)
         self.progress("write the plan", 0, 1)
         write_files(folder, files | encode_manifest(manifest))
 
@@ -365,10 +381,24 @@ class _Compilation:
             )
         return None
 
-    def _compile_gpu_kernels(self) -> GpuKernels:
-        if not self.gpus:
-            return GpuKernels((), {})
-        kernels = kernels_of(self.config)
+    def _lower_for_gpu(self, lowered: Lowered) -> tuple[ModuleOp, tuple[PassRecord, ...]]:
+        passes = gpu_pipeline()
+        done = itertools.count(1)
+
+        def on_pass(report: PassReport, module: ModuleOp) -> None:
+            self.progress(f"pass {report.name} for GPUs", next(done), len(passes))
+
+        module = lower_for_gpu(lowered.traced, self.config, lowered.ranges.symbols(), on_pass)
+        return module, tuple(PassRecord(pass_.text(), pass_.digest()) for pass_ in passes)
+
+    def _gpu_programs(self, module: ModuleOp) -> GpuPrograms:
+        options = self.options
+        buckets = options.buckets or default_buckets(min(options.max_rows, options.max_sequences))
+        return gpu_programs(module, PROGRAMS, options.max_rows, buckets)
+
+    def _compile_gpu_kernels(self, programs: GpuPrograms) -> GpuKernels:
+        """The kernels of the programs, and those that choose tokens from their logits."""
+        kernels = [*programs.kernels.values(), *kernels_of(self.config, ("sampling",))]
         return compile_for_gpus(kernels, self.gpus, self.configs, self.options.cache, self.options.jobs, self.progress)
 
     def _compile_kernels(self, lowered: Lowered) -> list[tuple[KernelEntry, bytes]]:
@@ -392,11 +422,11 @@ class _Compilation:
         return [*compiled, *((KernelEntry(name, "reference", registry.find(name).band), b"") for name in whole)]
 
     def _manifest(
-        self, lowered: Lowered, kernels: list[KernelEntry], tokenizer: Path | None, digests: dict[str, str]
+        self, lowered: Lowered, kernels: list[KernelEntry], tokenizer: Path | None, weights: dict[str, WeightEntry]
     ) -> Manifest:
         folder = self.checkpoint.folder.resolve()
         files = {name: CheckpointFile(file.bytes, file.header_sha256) for name, file in self.checkpoint.files.items()}
-        weights = weight_table(lowered.programs.values(), self.checkpoint)
+        text = CPU_TEXT if CPU in self.options.targets else GPU_TEXT
         return Manifest(
             format=FORMAT_VERSION,
             model=json.loads((folder / "config.json").read_text()),
@@ -412,8 +442,8 @@ class _Compilation:
             checkpoint=CheckpointEntry(str(folder), files),
             tokenizer=TOKENIZER if tokenizer is not None else None,
             # One text for all: programs share the functions that they call.
-            programs={name: f"programs/{PROGRAM}.mlir" for name in PROGRAMS if name in lowered.programs},
-            digests=digests,
+            programs={name: text for name in PROGRAMS if name in lowered.programs},
+            digests={},
             bill=bill_of(self.config, self.options.page_tokens, lowered.bill_programs()),
         )
 

@@ -19,7 +19,7 @@ from dsv41c.ir.ops.program import Weight
 from dsv41c.ir.ops.torch_ops import is_constant
 from dsv41c.ir.rows import ROWS
 from dsv41c.ir.text import line_of
-from dsv41c.ir.transient import LAUNCH_NOTES, cut_of, largest_sizes, tile_of, tiles_of
+from dsv41c.ir.transient import LAUNCH_NOTES, cut_of, largest_sizes, over_places, tile_of, tiles_of
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.runtime.plan_format import Bucket, InputSpec, Launch, OutputSpec, Program
 
@@ -51,6 +51,7 @@ def program_of(func: FuncOp, of: str | None = None) -> Program:
                 frees=tuple(texts[value] for value in [*ending, *dead]),
                 tile=None if (tile := tile_of(op)) is None else tile[0],
                 cut=tuple(sorted(cut_of(op))),
+                over=over_places(op),
             )
         )
     inputs = [argument for argument in func.args if isinstance(argument.type, TensorType)]

@@ -183,6 +183,13 @@ def _dim(value: SSAValue, rank: int) -> int | None:
     return found % rank if isinstance(found, int) and not isinstance(found, bool) else None
 
 
+def reads_other_rows(op: Operation) -> SSAValue | None:
+    """The operand of which an op that gives one row a token takes rows by index, if it does: any row of any token."""
+    if op.name != f"{PREFIX}index.Tensor_hacked_twin" or not starts_with_rows(op.results[0].type):
+        return None
+    return op.operands[0] if starts_with_rows(op.operands[0].type) else None
+
+
 def launch_rows(op: Launch, module: ModuleOp) -> frozenset[int] | None:
     """The operands that a launch reads at the row it writes; None where it is not known to work row by row."""
     if cache_writes(op):

@@ -19,10 +19,11 @@ from dsv41c.ir.rows import ROWS, starts_with_rows
 from dsv41c.ir.shapes import ShapeEvaluator
 from dsv41c.ir.types import CacheType, TensorType
 
-# A launch's tile: its number, the rows of one, and the places of the operands that are cut into rows.
-TILE, TILE_ROWS, CUT = "tile", "tile_rows", "cut"
+# A launch's tile: its number, the rows of one, the places of the operands that are cut into rows, and for each result
+# the place of the operand over whose rows it is written, -1 for memory of its own.
+TILE, TILE_ROWS, CUT, OVER = "tile", "tile_rows", "cut", "over"
 # Notes on a launch that are not arguments of its kernel.
-LAUNCH_NOTES = (ORIGIN, "in_place", TILE, TILE_ROWS, CUT, *GROUP_NOTES)
+LAUNCH_NOTES = (ORIGIN, "in_place", TILE, TILE_ROWS, CUT, OVER, *GROUP_NOTES)
 INDEX_KERNELS = frozenset({"index_topk", "index_pool_topk"})
 
 # Bytes that a kernel allocates while it runs: its name, the sizes of its operands (None where one is absent), its
@@ -85,9 +86,30 @@ def tile_of(op: Launch) -> tuple[int, int] | None:
 
 def cut_of(op: Launch) -> frozenset[int]:
     """The places of the operands of which a launch takes the rows of its tile."""
-    found = op.attributes.get(CUT)
+    return frozenset(_places(op, CUT))
+
+
+def over_of(op: Launch) -> dict[SSAValue, SSAValue]:
+    """The results of a launch in a tile that are put together in the memory of an operand, and that operand."""
+    slots = op.slots()
+    found = {result: slots[at] for result, at in zip(op.results, over_places(op), strict=False) if at >= 0}
+    return {result: slot for result, slot in found.items() if slot is not None}
+
+
+def over_places(op: Launch) -> tuple[int, ...]:
+    """For each result of a launch in a tile the place of the operand in whose memory it is put together, else -1."""
+    return tuple(_places(op, OVER))
+
+
+def _places(op: Launch, name: str) -> list[int]:
+    found = op.attributes.get(name)
     items = found.data if isinstance(found, ArrayAttr) else ()
-    return frozenset(item.value.data for item in items if isinstance(item, IntegerAttr))
+    return [item.value.data for item in items if isinstance(item, IntegerAttr)]
+
+
+def written_over(tile: Tile) -> dict[SSAValue, SSAValue]:
+    """The results of a tile that are put together in memory that is there, and whose memory it is."""
+    return {result: operand for op in tile.launches for result, operand in over_of(op).items()}
 
 
 def launches_of(func: FuncOp) -> list[Launch]:
@@ -122,6 +144,7 @@ class PeakFinder:
         assignment: a value for each of its symbols.
         scratch: what kernels allocate.
         cut: the places of the operands that a tile of a launch cuts; by default those that it notes.
+        over: the results of a tile that take the memory of an operand; by default those that its launches note.
     """
 
     def __init__(
@@ -130,8 +153,9 @@ class PeakFinder:
         assignment: Assignment,
         scratch: Scratch,
         cut: Callable[[Launch], Collection[int]] = cut_of,
+        over: Callable[[Tile], Collection[SSAValue]] = written_over,
     ) -> None:
-        self._func, self._assignment, self._scratch, self._cut = func, assignment, scratch, cut
+        self._func, self._assignment, self._scratch, self._cut, self._over = func, assignment, scratch, cut, over
         self.in_order(launches_of(func))
         self._kept = {*func.args, *(func.body.block.last_op.operands if func.body.block.last_op else ())}
         self._listed = _index_values(self.launches)
@@ -182,7 +206,8 @@ class PeakFinder:
         outer = sum(before.values())
         outer_lists = sum(size for value, size in before.items() if value in self._listed)
         if rows:
-            outer += sum(self.bytes(value) for value in tile.results)
+            taken = self._over(tile)
+            outer += sum(self.bytes(value) for value in tile.results if value not in taken)
             outer_lists += sum(self.bytes(value) for value in tile.results if value in self._listed)
         inner: dict[SSAValue, int] = {}
         best, best_lists, at = 0, 0, 0
@@ -197,6 +222,10 @@ class PeakFinder:
             for value in self._ending(op):
                 inner.pop(value, None)
         return Transient(best, best_lists, at)
+
+    def ends_in(self, value: SSAValue, tile: Tile) -> bool:
+        """Whether nothing behind a tile needs a value."""
+        return value not in self._kept and self._last.get(value, -1) <= self._place[tile.launches[-1]]
 
     def _ending(self, op: Launch) -> list[SSAValue]:
         """The values that no later launch reads."""

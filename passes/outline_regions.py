@@ -9,13 +9,14 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from dsv41c.ir.builder import ORIGIN, functions, get_symbols, set_symbols
+from dsv41c.ir.builder import ORIGIN, functions, get_symbols, has_one_row, set_symbols
 from dsv41c.ir.effects import cache_writes, has_state_effect
 from dsv41c.ir.names import set_name
 from dsv41c.ir.ops.aten import AtenOp
 from dsv41c.ir.ops.program import Call, Weight
 from dsv41c.ir.ops.state import GROUP_NOTES, StateOp
 from dsv41c.ir.ops.torch_ops import ListConstruct, is_constant
+from dsv41c.ir.rows import reads_other_rows
 from dsv41c.ir.text import print_module
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
@@ -44,6 +45,12 @@ class OutlineRegions(Pass):
         stage   0             1        2                3
                 region_0  ->  store -> region_1     ->  experts
                 (aten ops)             (needs both)
+
+    An op that takes rows of other tokens from a result stands in the next region: what is before it works row by row,
+    and can run over one tile of rows after the other (`plan-memory`). With one row there are no others.
+
+        %p = torch.aten.linear %x, %w                                  region_0
+        %previous = torch.aten.index.Tensor_hacked_twin %p, [%row]     region_1
 
     A region takes a cache of any owner: the owner of its cache arguments is -1.
 
@@ -145,6 +152,7 @@ class _Outliner:
     ) -> None:
         self.func, self.outlined, self.fusible, self.alone = func, outlined, fusible, alone
         self.largest = {name: high for name, (_, high) in get_symbols(func).items()}
+        self.many_rows = not has_one_row(func)
         self.new: dict[SSAValue, SSAValue] = {}  # results that left the program -> results of calls
 
     def run(self) -> int:
@@ -182,7 +190,10 @@ class _Outliner:
         return isinstance(op, AtenOp) or op.name in self.fusible
 
     def _step(self, earlier: Operation, later: Operation) -> int:
-        return 0 if self._is_fusible(earlier) == self._is_fusible(later) else 1
+        if self._is_fusible(earlier) != self._is_fusible(later):
+            return 1
+        other_rows = reads_other_rows(later) if self.many_rows else None
+        return 2 if other_rows is not None and other_rows.owner is earlier and self._is_fusible(later) else 0
 
     def _stages(self, ops: Sequence[Operation]) -> dict[Operation, int]:
         stages: dict[Operation, int] = {}

@@ -6,14 +6,15 @@ from typing import ClassVar
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from dsv41c.errors import CompileError
+from dsv41c.ir.buffers import own_results, shared_operands
 from dsv41c.ir.builder import attribute, functions, get_symbols, has_one_row
 from dsv41c.ir.ops.program import Launch
 from dsv41c.ir.rows import launch_rows, starts_with_rows
 from dsv41c.ir.text import line_of
-from dsv41c.ir.transient import CUT, TILE, TILE_ROWS, PeakFinder, Tile, largest_sizes, launches_of
+from dsv41c.ir.transient import CUT, OVER, TILE, TILE_ROWS, PeakFinder, Tile, largest_sizes, launches_of
 from dsv41c.passes.pass_base import Pass, PassContext, PassResult
 
 SMALLEST = 16  # rows of a tile: below, every product reads its weights for almost no work
@@ -31,12 +32,17 @@ class PlanMemory(Pass):
           ->  the same with {tile = 0, tile_rows = 4096, cut = [0]} on each, and cut = [0, 1, 2, 5] on the second:
               the three run for rows 0..4095, then for 4096..8191, ..., and only %z exists for all rows
 
+        %new = dsv41.launch "region_3"(%old, %y) : ... -> <[T, 4, 5120], bf16>          the last reader of %old
+          ->  {..., over = [0]}: rows of %new are put where the same rows of %old were
+
     Why: at 16,384 rows one query projection takes 1 GiB, and what a plan needs at its peak must be known before a
     machine is rented, for the longest chunk and context that the plan is for.
 
     How: at the largest sizes of a program's symbols it finds the launch with the peak and takes, of all runs of
     launches around it that work row by row, the one that comes under the budget with the fewest launches times tiles;
-    until the peak is under the budget. Calls with fewer rows than a tile run as before.
+    until the peak is under the budget. Calls with fewer rows than a tile run as before. A result that exists for all
+    rows takes the memory of an operand that the launch cuts, if that is of its type, its own memory (`ir.buffers`), and
+    needed by nothing behind the tile: the streams of a hyper-connection exist once and not twice.
 
     Needs: launches; `ctx.scratch`, what kernels allocate; `ir.rows`, which knows what works row by row.
 
@@ -76,7 +82,7 @@ class _Planner:
         self._func = func
         self._rules: dict[str, frozenset[int] | None] = {}
         self._module = module
-        self._finder = PeakFinder(func, largest_sizes(func), ctx.scratch, self._cut)
+        self._finder = PeakFinder(func, largest_sizes(func), ctx.scratch, self._cut, self._over)
         self._launches = self._finder.launches
 
     def note(self, number: int, tile: Tile) -> None:
@@ -87,6 +93,12 @@ class _Planner:
                 TILE_ROWS: attribute(tile.rows),
                 CUT: attribute(sorted(self._cut(op))),
             }
+        over = self._over(tile)
+        for op in tile.launches:
+            slots = op.slots()
+            places = [slots.index(over[result]) if result in over else -1 for result in op.results]
+            if any(place >= 0 for place in places):
+                op.attributes[OVER] = attribute(places)
 
     def everywhere(self, rows: int) -> list[Tile]:
         """The longest runs, all in tiles of so many rows."""
@@ -176,6 +188,37 @@ class _Planner:
 
     def _cut(self, op: Launch) -> Collection[int]:
         return self._rule(op) or ()
+
+    def _over(self, tile: Tile) -> dict[SSAValue, SSAValue]:
+        """The results of a tile that can take the memory of an operand of their launch."""
+        found: dict[SSAValue, SSAValue] = {}
+        needed = set(tile.results)
+        for op in tile.launches:
+            slots = op.slots()
+            for result in (result for result in op.results if result in needed):
+                cut = (slots[place] for place in sorted(self._cut(op)))
+                free = (slot for slot in cut if slot is not None and slot.type == result.type)
+                taken = next((s for s in free if s not in found.values() and self._is_free(s, tile)), None)
+                if taken is not None:
+                    found[result] = taken
+        return found
+
+    def _is_free(self, value: SSAValue, tile: Tile) -> bool:
+        """Whether rows of a value from before a tile may be written over as soon as the tile's launches read them."""
+        maker = value.owner
+        if not isinstance(maker, Launch) or maker in tile.launches or not self._finder.ends_in(value, tile):
+            return False
+        if list[SSAValue](maker.results).index(value) not in own_results(maker, self._module):
+            return False
+        return all(self._leaves(use.operation, value, tile) for use in value.uses)
+
+    def _leaves(self, user: Operation, value: SSAValue, tile: Tile) -> bool:
+        """Whether a reader of a value gives no view of it, and in a tile reads no more than the tile's rows."""
+        if not isinstance(user, Launch):
+            return False
+        places = {place for place, slot in enumerate(user.slots()) if slot is value}
+        whole = user in tile.launches and not places.issubset(self._cut(user))
+        return not whole and not places & shared_operands(user, self._module)
 
     def _rule(self, op: Launch) -> frozenset[int] | None:
         key = f"{op.kernel.data} {[slot is None for slot in op.slots()]}"

@@ -135,9 +135,11 @@ def _check_argument(where: str, kind: str, arg: int | float | str | None, known:
 
 
 def _check_buckets(where: str, program: DeviceProgram) -> None:
-    own = {f"%{name}" for name, buffer in program.buffers.items() if buffer.of is None}
+    used = {arg for launch in program.launches for arg in launch.args} | {one.value for one in program.outputs}
+    used |= {buffer.of for name, buffer in program.buffers.items() if f"%{name}" in used}
+    own = {f"%{name}" for name, buffer in program.buffers.items() if buffer.of is None} & used
     for bucket in program.buckets:
-        if set(bucket.offsets) != own:
+        if not own <= set(bucket.offsets):
             raise PlanError(
                 f"{where}, bucket of {bucket.rows} rows: places for {_listed(bucket.offsets)}, its buffers are "
                 f"{_listed(own)}; compile the plan again"

@@ -113,13 +113,15 @@ class Layout:
             name = f"%{spec.name}"
             addresses[name], lengths[name] = at, shape_bytes(spec.dtype, spec.shape, sizes)
             at += aligned(lengths[name])
+        used = _spans(program)
         for short, buffer in program.buffers.items():
             name = f"%{short}"
             lengths[name] = shape_bytes(buffer.dtype, buffer.shape, sizes)
-            if buffer.of is None:
+            if buffer.of is None and name in used:
                 addresses[name] = arena_at + _offset(name, bucket, lengths[name])
-        for short in program.buffers:
-            _resolve(f"%{short}", program, sizes, addresses, ())
+        for name in (f"%{short}" for short, buffer in program.buffers.items() if buffer.of is not None):
+            if _owner(name, program) in (None, *used):
+                _resolve(name, program, sizes, addresses)
         found = cls(sizes, addresses, lengths)
         found.check_overlaps(program, arena_at, bucket)
         return found
@@ -158,17 +160,12 @@ def _offset(name: str, bucket: Bucket, length: int) -> int:
     return offset
 
 
-def _resolve(
-    name: str, program: DeviceProgram, sizes: Mapping[str, int], addresses: dict[str, int], above: tuple[str, ...]
-) -> int:
-    """The address of a value that may lie in another one."""
-    if name in addresses:
-        return addresses[name]
-    if name in above:
-        raise PlanError(f"{name} lies in itself ({' in '.join(above)}); compile the plan again")
-    buffer = program.buffers[name[1:]]
-    base = _resolve(str(buffer.of), program, sizes, addresses, (*above, name))
-    addresses[name] = base + size_value(buffer.offset, sizes)
+def _resolve(name: str, program: DeviceProgram, sizes: Mapping[str, int], addresses: dict[str, int]) -> int:
+    """The address of a value that may lie in another one, all of which end in memory with a place."""
+    if name not in addresses:
+        buffer = program.buffers[name[1:]]
+        base = _resolve(str(buffer.of), program, sizes, addresses)
+        addresses[name] = base + size_value(buffer.offset, sizes)
     return addresses[name]
 
 
@@ -189,7 +186,11 @@ def _spans(program: DeviceProgram) -> dict[str, tuple[int, int]]:
 
 def _owner(arg: int | float | str | None, program: DeviceProgram) -> str | None:
     """The value of the arena in which an argument lies, or None."""
+    path: list[str] = []
     while isinstance(arg, str) and arg.startswith("%"):
+        if arg in path:
+            raise PlanError(f"{arg} lies in itself ({' in '.join(path)}); compile the plan again")
+        path.append(arg)
         buffer = program.buffers.get(arg[1:])
         if buffer is None:
             return None

@@ -139,7 +139,13 @@ class CpuExecutor:
             steps.append(self._step(replace(launch, args=tuple(args), frees=inner), slots))
         frees = [slots[name] for launch in launches for name in launch.frees if name not in made]
         kept = _read_behind(program, launches) & made
-        return TileStep(rows, steps, cut, sorted(slots[name] for name in kept), frees, self._tensor)
+        over = {
+            slots[name]: slots[str(launch.args[at])]
+            for launch in launches
+            for name, at in zip(launch.results, launch.over, strict=False)
+            if at >= 0
+        }
+        return TileStep(rows, steps, cut, sorted(slots[name] for name in kept), over, frees, self._tensor)
 
     def _tensor(self, value: Any) -> Tensor:
         return value if isinstance(value, Tensor) else self.to_tensor(value)
@@ -259,6 +265,7 @@ class TileStep:
         steps: one function a launch.
         cut: slot of each value from outside that is cut into rows, and slot of its rows.
         kept: slots of the results that later launches read.
+        over: slots of those that are put together in the memory of a value from outside, and the slot of that.
         frees: slots of the values from outside that no later launch reads.
         to_tensor: gives a value as a tensor.
     """
@@ -269,11 +276,12 @@ class TileStep:
         steps: list[Step],
         cut: Mapping[int, int],
         kept: list[int],
+        over: Mapping[int, int],
         frees: list[int],
         to_tensor: Callable[[Any], Tensor],
     ) -> None:
         self._rows, self._steps, self._cut, self._kept, self._frees = rows, steps, cut, kept, frees
-        self._to_tensor = to_tensor
+        self._over, self._to_tensor = over, to_tensor
 
     def __call__(self, values: Values) -> None:
         sources = {slot: self._to_tensor(values[slot]) for slot in self._cut}
@@ -282,6 +290,8 @@ class TileStep:
             self._run(values, sources, 0, count, values)
         else:
             whole: Values = [None] * len(values)
+            for slot, source in self._over.items():
+                whole[slot] = sources[source]
             for start in range(0, count, self._rows):
                 end = min(start + self._rows, count)
                 own = values.copy()

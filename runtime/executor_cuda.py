@@ -8,7 +8,7 @@ each bucket are recorded once as a graph; other calls are launched one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,7 @@ class CudaExecutor:
         for name, size in caches.items():
             driver.fill(self._addresses[f"${name}"], 0, size)
         driver.synchronize()
+        self._layout: Layout | None = None
         self._prepared: dict[tuple[Any, ...], tuple[Layout, list[_Prepared]]] = {}
         self.graphs: dict[tuple[str, int, int], Any] = {}
 
@@ -156,15 +157,51 @@ class CudaExecutor:
         chosen = self._plan.device[name]
         sizes = self._sizes(chosen, given)
         layout, launches = self._launches(name, bucket, sizes)
-        for spec in chosen.inputs:
-            value = given[spec.name].to(ELEMENT_TYPES[spec.dtype]).contiguous()
-            self._driver.copy_in(layout.addresses[f"%{spec.name}"], value.data_ptr(), value.nbytes)
+        self._copy_inputs(chosen, given, layout)
         if chosen.padded:
             self._driver.replay(self._graph((name, bucket.rows, sizes.get(_PAGES, 0)), launches))
         else:
             self._launch(launches)
         real = self._sizes(chosen, inputs)
         return lambda: {output.name: self._fetch(chosen, output.value, layout, real) for output in chosen.outputs}
+
+    def launch_by_launch(self, name: str, inputs: Mapping[str, Tensor]) -> Iterator[int]:
+        """Runs a GPU program launch by launch, for checks: gives the place of each launch behind it.
+
+        Between two of them `read` and `write` reach the program's values.
+
+        Args:
+            name: of the GPU program. inputs: as of `run`.
+        """
+        program = self._plan.device[name]
+        bucket = bucket_of(name, program, self._sizes(program, inputs)[_ROWS])
+        given = self._padded(inputs, bucket) if program.padded else inputs
+        self._layout, launches = self._launches(name, bucket, self._sizes(program, given))
+        self._copy_inputs(program, given, self._layout)
+        for place, launch in enumerate(launches):
+            self._launch([launch])
+            self._driver.synchronize()
+            yield place
+
+    def read(self, name: str, like: Tensor) -> Tensor:
+        """A `$cache`, or a `%value` of the program that runs launch by launch, with the dtype and shape of a tensor."""
+        result = torch.empty(like.shape, dtype=like.dtype)
+        self._driver.copy_out(result.data_ptr(), self._address(name), result.nbytes)
+        return result
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Overwrites what `read` reads."""
+        held = value.contiguous()
+        self._driver.copy_in(self._address(name), held.data_ptr(), held.nbytes)
+
+    def _address(self, name: str) -> int:
+        known = self._addresses if name in self._addresses or self._layout is None else self._layout.addresses
+        if name not in known:
+            raise PlanError(
+                f"there is no {name} to read; caches are "
+                + ", ".join(one for one in self._addresses if one.startswith("$"))
+            )
+        return known[name]
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -176,7 +213,7 @@ class CudaExecutor:
         forms = {name: one for name, one in self._plan.device.items() if program in (name, one.of)}
         if not forms:
             raise PlanError(f"the plan has no GPU program for {program}; it has {', '.join(self._plan.device)}")
-        for name, form in forms.items():
+        for name, form in sorted(forms.items(), key=lambda item: not item[1].padded):
             sizes = self._sizes(form, inputs)
             rows = sizes[_ROWS]
             if not form.padded:
@@ -202,6 +239,11 @@ class CudaExecutor:
 
     def _sizes(self, program: DeviceProgram, inputs: Mapping[str, Tensor]) -> dict[str, int]:
         return self._counts | bound_sizes(program.inputs, {name: tuple(one.shape) for name, one in inputs.items()})
+
+    def _copy_inputs(self, program: DeviceProgram, inputs: Mapping[str, Tensor], layout: Layout) -> None:
+        for spec in program.inputs:
+            value = inputs[spec.name].to(ELEMENT_TYPES[spec.dtype]).contiguous()
+            self._driver.copy_in(layout.addresses[f"%{spec.name}"], value.data_ptr(), value.nbytes)
 
     def _launches(self, name: str, bucket: Bucket, sizes: Mapping[str, int]) -> tuple[Layout, list[_Prepared]]:
         key = (name, bucket.rows, *sorted(sizes.items()))

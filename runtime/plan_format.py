@@ -263,6 +263,8 @@ class Launch:
         frees: values that no later launch reads.
         tile: the place in its program's `tiles` of the tile it belongs to; null for a launch over all rows.
         cut: the places of the arguments of which it then takes the rows of one tile; its results are such rows.
+        over: for each result the place of the argument in whose memory the rows of all tiles are put together, -1 for
+            memory of its own; empty where all have their own.
     """
 
     kernel: str
@@ -272,6 +274,7 @@ class Launch:
     frees: tuple[str, ...] = ()
     tile: int | None = None
     cut: tuple[int, ...] = ()
+    over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

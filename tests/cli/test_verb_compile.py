@@ -11,7 +11,8 @@ from tiny_checkpoint import GOLDEN, write_tiny_checkpoint
 
 from dsv41c.compiler import driver
 from dsv41c.compiler.codegen.triton.kernels import cache_rows
-from dsv41c.passes.pipeline import default_pipeline
+from dsv41c.compiler.gpu_programs import GpuPrograms
+from dsv41c.passes.pipeline import default_pipeline, gpu_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,9 @@ def test_compiles_and_verifies_each_pass(
     checkpoint: Path, dsv41c, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One kernel instead of all that the model needs for a GPU.
-    monkeypatch.setattr(driver, "kernels_of", lambda config: (cache_rows.store_plain("store_tail", "fp32", 128),))
+    kernel = cache_rows.store_plain("store_tail", "fp32", 128)
+    monkeypatch.setattr(driver, "kernels_of", lambda config, families: ())
+    monkeypatch.setattr(driver, "gpu_programs", lambda *args: GpuPrograms({}, {"store_tail": kernel}))
     plan, dumps = tmp_path / "deep" / "plan", tmp_path / "ir"
     shown = ("--verify-each", "--print-passes", "--dump-ir", dumps)
     sizes = ("--page-tokens", "16", "--max-rows", "32", "--target", "cpu,cuda:sm_80")
@@ -36,6 +39,10 @@ def test_compiles_and_verifies_each_pass(
     steps = result.stderr.splitlines()
     assert steps[:2] == ["read the checkpoint", "trace the model"]
     assert [f"pass {name} ({i}/{len(passes)})" for i, name in enumerate(passes, 1)] == steps[2 : 2 + len(passes)]
+    on_gpus = [pass_.name for pass_ in gpu_pipeline()]
+    assert [f"pass {name} for GPUs ({i}/{len(on_gpus)})" for i, name in enumerate(on_gpus, 1)] == steps[
+        2 + len(passes) : 2 + len(passes) + len(on_gpus)
+    ]
     assert steps[-1] == "write the plan"
     for name in passes:
         assert f"│ {name} " in result.stdout

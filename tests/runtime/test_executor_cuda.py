@@ -200,6 +200,21 @@ def test_a_call_runs_as_on_a_gpu(rows: int, plan: Plan, executor: CudaExecutor) 
     assert driver.launched[1] == ("store_plain_kernel", (-(-bucket // 2), 1, 1), 2 * 32)
 
 
+def test_launch_by_launch(plan: Plan, executor: CudaExecutor) -> None:
+    """Behind each launch its result is there, and what is written over it is what the next one reads."""
+    frequencies = load_file(plan.path / "constants.safetensors")["frequencies"]
+    total, tail = frequencies.view(4, WIDTH), torch.zeros(2, 8 * WIDTH)
+    for place in executor.launch_by_launch("tails", {"positions": torch.tensor([3, 5])}):
+        if place == 0:
+            assert torch.equal(executor.read("%total", total), total)
+            executor.write("%total", total + 1)
+    assert place == 2
+    stored = executor.read("$tail.1", tail).view(-1, WIDTH)
+    assert torch.equal(stored[[3, 5]], total[:2] + 1)
+    with pytest.raises(PlanError, match=r"there is no %lost to read; caches are .*\$tail\.1"):
+        executor.read("%lost", total)
+
+
 def test_memory_is_allocated_once(executor: CudaExecutor) -> None:
     driver: Any = executor._driver
     (pool,) = driver.allocations

@@ -4,7 +4,8 @@ import pytest
 import torch
 from cost_rules import rule
 from interpreter import counted, run
-from tolerances import BF16_ROUGH_SHARE, BF16_ULPS, TRITON
+from op_bounds import assert_bf16_close
+from tolerances import TRITON
 from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.families import Kernel
@@ -81,13 +82,6 @@ class Case:
         return ops.sparse_attention(self.query, *cached, self.sink, self.query.shape[-1] ** -0.5, RING, PAGE)
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    """Within the bound of bf16 values of one op."""
-    steps = (ours.view(torch.int16).int() - theirs.view(torch.int16).int()).abs()
-    assert steps.max() <= BF16_ULPS
-    assert (steps > 1).float().mean() <= BF16_ROUGH_SHARE
-
-
 @pytest.mark.parametrize(
     ("heads", "channels", "window", "selected", "fp8_casts"),
     [
@@ -101,7 +95,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 def test_equals_the_reference(heads: int, channels: int, window: int, selected: int, fp8_casts: bool) -> None:
     case = Case(heads, channels, window, selected)
     ours = case.run(fp8_casts=fp8_casts, tile=0 if fp8_casts else -1)  # the last tile reads queries again
-    assert_close(ours, case.expected())
+    assert_bf16_close(ours, case.expected())
     assert ours[0].count_nonzero() == 0
     assert ours[2].count_nonzero() > 0
 
@@ -111,7 +105,7 @@ def test_released_size_moves_each_key_once() -> None:
     case = Case(64, 512, 128, 512, tokens=1)
     with counted() as moved:
         ours = case.run()
-    assert_close(ours, case.expected())
+    assert_bf16_close(ours, case.expected())
     blocks = 64 // case.kernel().tiles[0].holes["BLOCK_HEADS"]
     keys = 528 * int((case.index != -1).sum()) + 288 * int((case.slots >= 0).sum())
     assert moved["loads"] == case.query.nbytes + case.sink.nbytes + blocks * (4 * 640 + keys)
@@ -157,7 +151,7 @@ def test_pages_beyond_int32() -> None:
     large[far:] = case.main
     expected = case.expected()
     case.slots, case.main = torch.where(case.slots >= 0, case.slots + far * PAGE, -1), large
-    assert_close(case.run(), expected)
+    assert_bf16_close(case.run(), expected)
 
 
 def test_tiles_by_target() -> None:

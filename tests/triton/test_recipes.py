@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from dry_executor import DryExecutor
-from test_attention_kernels import assert_close
+from op_bounds import assert_within_bounds
 from test_cache_writers import rotation, rows_of
 from test_experts import weights as packed_experts
-from tolerances import FP32_RELATIVE, ROTARY_ABSOLUTE, SINKHORN_RELATIVE
 from torch import Tensor
 from xdsl.dialects.builtin import UnitAttr
 
@@ -75,28 +74,13 @@ def op(kernel: str, operands: Operands, results: Results, attrs: dict[str, Any],
         want = values[name] if written is None else expected[written]
         assert torch.equal(cache, want), f"{kernel} writes other bytes into {name}"
     for name, value in made_here.items():
-        compare(kernel, value, expected[name])
+        assert_within_bounds(kernel, value, expected[name])
     return list(made_here.values())
 
 
 def input_type(value: Tensor) -> TensorType:
     rows: int | str = "T" if value.shape[0] == ROWS else "B"
     return TensorType.of((rows, *value.shape[1:]), value.dtype)
-
-
-def compare(kernel: str, ours: Tensor, theirs: Tensor) -> None:
-    """Lists, bytes and what is only rounded again are equal; sums are within the bound of their family."""
-    if kernel == "linear_bf16" and ours.dtype == torch.float32:
-        assert ((ours - theirs).norm(dim=1) <= FP32_RELATIVE * theirs.norm(dim=1)).all()
-    elif kernel in ("linears", "linear_bf16", "moe", "attend", "sparse_attention"):
-        assert_close(ours, theirs)
-    elif kernel == "rotary":
-        assert (ours - theirs).abs().max() <= ROTARY_ABSOLUTE
-    elif ours.dtype == torch.float32 and kernel.startswith("mhc"):
-        bound = SINKHORN_RELATIVE if ours.dim() == 3 else FP32_RELATIVE
-        assert ((ours - theirs).abs() <= bound * theirs.abs()).all()
-    else:
-        assert torch.equal(ours, theirs), kernel
 
 
 def normal(*shape: int, seed: int = 5) -> Tensor:

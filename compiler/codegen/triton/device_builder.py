@@ -73,8 +73,9 @@ class DeviceBuilder:
         self.kernels: dict[str, Kernel] = {}
 
     def result(self, name: str, type_: TensorType) -> None:
-        """Memory for a value of the lowered program."""
-        self.buffers[name.removeprefix("%")] = DeviceBuffer(type_.element, type_.dims)
+        """Memory for a value of the lowered program; none for one without elements."""
+        if 0 not in type_.dims:
+            self.buffers[name.removeprefix("%")] = DeviceBuffer(type_.element, type_.dims)
 
     def scratch(self, op: LoweredOp, role: str, element: str, *shape: Dim) -> str:
         """Memory that only the launches of one op use; named after its first result, or else its first argument."""

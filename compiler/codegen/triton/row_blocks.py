@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from dsv41c.compiler.codegen.triton.index_math import Axis, Index, Loaded, product, strides_of
-from dsv41c.errors import CompileError
+from dsv41c.compiler.codegen.triton.row_operands import constant_of, list_items, op_word, refused, tensor_type
 from dsv41c.ir.dims import Dim, symbols_of
 from dsv41c.ir.names import unused
-from dsv41c.ir.ops.torch_ops import ListConstruct, Scalar, constant_value, is_constant
-from dsv41c.ir.text import line_of
-from dsv41c.ir.types import TensorType
+from dsv41c.ir.ops.torch_ops import Scalar, is_constant
 
 __all__ = [
     "FP8_HELPERS",
@@ -86,6 +83,10 @@ class Reduction:
     axes: frozenset[Axis]
 
 
+# Computes an op's result at an index.
+Emitter = Callable[["RowBlocks", Operation, tuple[Index, ...]], Block]
+
+
 class TooLarge(Exception):
     """A block of more elements than a program should hold; raised by `RowBlocks` and handled by the splitting."""
 
@@ -100,19 +101,6 @@ def joined(checks: Sequence[str]) -> str:
     return each[0] if len(each) == 1 else " & ".join(f"({check})" for check in each)
 
 
-def refused(op: Operation, reason: str) -> CompileError:
-    """The error for an op that row programs do not have."""
-    func = op.parent_op()
-    name = func.sym_name.data if isinstance(func, FuncOp) else "?"
-    return CompileError(f"region '{name}' is no row program because of {op.name}: {reason}; in: {line_of(op)}")
-
-
-def tensor_type(value: SSAValue) -> TensorType:
-    """The type of a value that is a tensor."""
-    assert isinstance(value.type, TensorType)
-    return value.type
-
-
 @dataclass
 class RowBlocks:
     """One kernel's statements.
@@ -120,14 +108,14 @@ class RowBlocks:
     Attributes:
         names: of all values. buffers: what lies in memory: arguments, and values that other kernels have stored.
         rows: the axis of rows. limit: elements of a block, rows not counted.
-        emitters: by op name, see row_ops.
+        emitters: by op name.
     """
 
     names: Mapping[SSAValue, str]
     buffers: Mapping[SSAValue, Buffer]
     rows: Axis
     limit: int
-    emitters: Mapping[str, object]
+    emitters: Mapping[str, Emitter]
     lines: list[str] = field(default_factory=list)
     axes: dict[int, list[Axis]] = field(default_factory=dict)
     neighbours: dict[Axis, set[Axis]] = field(default_factory=dict)
@@ -156,10 +144,10 @@ class RowBlocks:
             return self.load(value, self.buffers[value], index)
         op = value.owner
         assert isinstance(op, Operation), "arguments are buffers"
-        emitter = self.emitters.get(op.name.removeprefix("torch.aten."))
+        emitter = self.emitters.get(op_word(op))
         if emitter is None:
             raise refused(op, "row programs do not have this op")
-        return emitter(self, op, index)  # type: ignore[operator]
+        return emitter(self, op, index)
 
     def statement(self, value: SSAValue, text: str, operands: Sequence[Block], element: str) -> Block:
         """Adds `name = text` for a value that varies over its operands' axes."""
@@ -189,7 +177,7 @@ class RowBlocks:
         """A scalar operand: a constant, or the text of a size."""
         owner = op.operands[place].owner
         if isinstance(owner, Operation) and is_constant(owner):
-            return constant_value(owner)
+            return constant_of(op.operands[place])
         if isinstance(owner, Operation) and owner.name == "torch.aten.size.int":
             dim = tensor_type(owner.operands[0]).dims[int(str(self.operand(owner, 1)))]
             return dim if isinstance(dim, int) else self.size(dim, op)
@@ -202,18 +190,11 @@ class RowBlocks:
             raise refused(op, f"operand {place} is {found}; known integers are supported")
         return found
 
-    def list_of(self, op: Operation, place: int) -> Sequence[SSAValue]:
-        """The items of an operand that is a list."""
-        owner = op.operands[place].owner
-        if not isinstance(owner, ListConstruct):
-            raise refused(op, f"operand {place} is no list of values")
-        return owner.items
-
     def integers(self, op: Operation, place: int) -> list[int]:
         """The items of an operand that is a list of known integers."""
         owner = op.operands[place].owner
         assert isinstance(owner, Operation)
-        return [self.integer(owner, item) for item in range(len(self.list_of(op, place)))]
+        return [self.integer(owner, item) for item in range(len(list_items(op, place)))]
 
     def size(self, dim: Dim, op: Operation) -> str:
         """A size's text; its symbols become arguments."""
@@ -238,6 +219,12 @@ class RowBlocks:
         self._used.add(name)
         pool.append(Axis(name, extent, block, tiled=block < extent))
         return pool[-1]
+
+    @property
+    def tiles(self) -> int:
+        """How many programs share a block of rows."""
+        tiled = (axis for pool in self.axes.values() for axis in pool if axis.tiled)
+        return math.prod(-(-int(axis.extent) // axis.block) for axis in tiled)
 
     def positions(self) -> dict[Axis, int]:
         """The place of every axis among a block's dimensions; two that meet in no block may share one. Rows are 0."""
@@ -289,8 +276,7 @@ class RowBlocks:
         own = axes - {self.rows}
         elements = math.prod(axis.block for axis in own)
         if elements > self.limit:
-            op = value.owner
-            assert isinstance(op, Operation)
+            op = value.owner if isinstance(value.owner, Operation) else next(iter(value.uses)).operation
             raise TooLarge(elements, self.reductions, op)
         self.largest = max(self.largest, elements)
         for axis in own:
@@ -305,14 +291,23 @@ class RowBlocks:
         mask = f", mask={joined(checks)}, other=0" if checks else ""
         text = f"tl.load({where}{mask})"
         text = f"{text} != 0" if buffer.element == "i1" else text
-        # A loaded block is a value like any other, but arguments have no op to blame.
-        if isinstance(value.owner, Operation):
-            self._occupy(axes, value)
-        elif math.prod(axis.block for axis in axes - {self.rows}) > self.limit:
-            raise TooLarge(
-                math.prod(axis.block for axis in axes - {self.rows}), self.reductions, next(iter(value.uses)).operation
-            )
         return self.statement(value, text, [Block("", buffer.element, axes)], buffer.element)
+
+    def store(
+        self, block: Block, buffer: Buffer, place: Sequence[Index], index: Sequence[Index], dims: Sequence[Dim]
+    ) -> None:
+        """Stores a block.
+
+        Args:
+            place: the index in the buffer. index, dims: what the kernel goes over, whose rest is masked.
+        """
+        pairs = [(own, dim) for own, dim in zip(index, dims, strict=True) if own.terms]
+        checks = [text for own, dim in pairs for text in self.bounds_check(own, dim, None)]
+        text = block.text
+        if buffer.element == "i1":
+            text = f"{text}.to(tl.uint8)" if block.number is None else str(int(block.number))
+        mask = f", mask={joined(checks)}" if checks else ""
+        self.lines.append(f"tl.store({self.pointer(buffer)} + {self.offset(place, buffer.dims, None)}, {text}{mask})")
 
     def loaded(self, block: Block) -> Index:
         """A computed position as an index."""

@@ -9,7 +9,8 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from dsv41c.compiler.codegen.triton.index_math import Axis
-from dsv41c.compiler.codegen.triton.row_blocks import FP8_HELPERS, RowBlocks, tensor_type
+from dsv41c.compiler.codegen.triton.row_blocks import FP8_HELPERS, RowBlocks
+from dsv41c.compiler.codegen.triton.row_operands import tensor_type
 from dsv41c.ir.names import value_names
 
 __all__ = ["kernel_source"]

@@ -306,6 +306,10 @@ _COMBINED = {
 }
 _GRID = (("n_rows", 1), ("HEADS", "BLOCK_HEADS"))
 _CHUNK = 64  # channels that are decoded at a time: with more of them, registers spill
+# Targets whose shared memory takes 32 heads of 512 channels, and those that hold queries of 16; without matrix
+# instructions for bf16, on sm_75, whatever is held spills. Tiles that cannot fit would only cost time to compile.
+_ROOM = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_10")
+_HOLDING = ("cuda:sm_8", "cuda:sm_9", "cuda:sm_1")
 
 
 def attend(
@@ -352,7 +356,7 @@ def _tiles(heads: int, channels: int, window: int) -> tuple[Tile, ...]:
     # With a tile of both kinds of keys, 32 heads were seen to spill on sm_80, sm_90 and sm_100.
     blocks = (32, 16) if heads >= 32 and window % _TILE.value == 0 else (16,)
     held = [{"BLOCK_HEADS": block, "CHUNKS": chunks, "HELD": True} for block in blocks]
-    cuda = [Tile(holes, warps=8, stages=1, targets=("cuda:",)) for holes in held]
+    cuda = [Tile(holes, 8, 1, _ROOM if holes["BLOCK_HEADS"] == 32 else _HOLDING) for holes in held]
     # What is left: sm_86 and sm_89 spill held queries in a tile of both kinds.
     cuda.append(_again(chunks, 8, "cuda:"))
     return (*cuda, _again(max(1, chunks // 4), 4, "hip:gfx9"), _again(max(1, chunks // 2), 8, "hip:gfx1"))
