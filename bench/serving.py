@@ -8,7 +8,7 @@ this process, without the HTTP server, so that what is measured is the engine.
 
     concurrency     as many requests at the same time as the engine has sequences; all come at once
     prefix          one prompt's first token: cold, from a window state, and from a replay of the last window
-    drift           logits of the same tokens: exact against bounded, and against a bounded prefix hit by replay
+    drift           logits of the same tokens: exact against bounded, with exact windows, and behind a replayed prefix
 
 Times are the wall's; the processor's time stands beside them, since a busy machine changes only the first.
 """
@@ -130,8 +130,10 @@ def logits_of(engine: Engine, prompt: Sequence[int], forced: tuple[int, ...]) ->
 def drift(plan: Plan, options: argparse.Namespace) -> list[Row]:
     """How far logits of approximations lie from the exact ones, over several prompts; no bound is asserted."""
     exact, bounded = (Engine(plan, max_sequences=1, prefill=prefill) for prefill in PREFILLS)
+    windows = Engine(plan, max_sequences=1, prefill="bounded", exact_window=True)
     replayed = Engine(plan, max_sequences=1, prefill="bounded", prefix=REPLAY)
-    found: dict[str, list[Tensor]] = {"bounded": [], "bounded, replayed prefix": []}
+    ways = {"bounded": bounded, "bounded, exact windows": windows, "bounded, replayed prefix": replayed}
+    found: dict[str, list[Tensor]] = {way: [] for way in ways}
     agree: dict[str, list[float]] = {way: [] for way in found}
     deviation = []
     for at in range(options.rounds * 4):
@@ -139,7 +141,7 @@ def drift(plan: Plan, options: argparse.Namespace) -> list[Row]:
         want = logits_of(exact, prompt, forced)
         deviation.append(float(want.std()))
         logits_of(replayed, prompt, forced)
-        for way, engine in zip(found, (bounded, replayed), strict=True):
+        for way, engine in ways.items():
             ours = logits_of(engine, prompt, forced)
             found[way].append((ours - want).abs().amax(-1))
             agree[way].append(float((ours.argmax(-1) == want.argmax(-1)).float().mean()))

@@ -45,6 +45,7 @@ from dsv41c.models.engram_tables import engram_tables, read_tokenizer
 from dsv41c.models.ops import LIST
 from dsv41c.models.state import DEFAULT_PAGE_TOKENS, StateSpec, state_specs
 from dsv41c.models.weights import empty_backbone, stacked_names
+from dsv41c.passes.derive_replay import REPLAY
 from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
 from dsv41c.passes.pipeline import PHASES, default_pipeline, gpu_pipeline
@@ -76,7 +77,7 @@ TOKENIZER = "tokenizer.json"
 DEFAULT_TRANSIENT_BUDGET = 2 << 30
 PROGRAM = "step"
 FORMATS_PHASE = 2  # of the pipeline: from here on products no longer show which formats they multiply
-PROGRAMS = (PROGRAM, ENCODE, TAIL)
+PROGRAMS = (PROGRAM, ENCODE, TAIL, REPLAY)
 CPU_TEXT, GPU_TEXT = f"programs/{PROGRAM}.mlir", f"programs/{PROGRAM}.gpu.mlir"
 _SLOT_IDS = torch.iinfo(LIST).max + 1
 _TOOLS = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "xdsl")

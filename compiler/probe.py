@@ -14,9 +14,10 @@ from dsv41c.errors import CompileError
 from dsv41c.ir.builder import functions
 from dsv41c.ir.interpreter import Interpreter, WeightSource
 from dsv41c.models.checkpoint import Checkpoint
-from dsv41c.models.rows import Chunk, step_inputs
+from dsv41c.models.rows import INPUT_NAMES, Chunk, Rows, step_inputs
 from dsv41c.models.session import EagerSession
 from dsv41c.models.weights import load_backbone, stacked_names
+from dsv41c.passes.derive_replay import REPLAY, WINDOW, slots_input
 from dsv41c.passes.manager import Probe, ProbeCase
 from dsv41c.passes.split_ced import ENCODE, TAIL
 
@@ -34,7 +35,8 @@ def checkpoint_probe(
 ) -> Probe:
     """Two forwards of two sequences with the checkpoint's weights: their prompts, then tokens behind filled caches.
 
-    Once a module has the two parts of a prefill, the prompts go through these too.
+    Once a module has the two parts of a prefill, the prompts go through these too, and through the replay as one that
+    leaves nothing out.
 
     Args:
         checkpoint: verified.
@@ -94,10 +96,22 @@ def _prefill_cases(
     inputs = step_inputs(chunks, list(range(len(rows))), _PADDED_ROWS)
     rows += range(start, start + _PADDED_ROWS)
     carried = {name: value[rows] for name, value in encoded.items() if name not in session.caches}
-    return [
+    cases = [
         ProbeCase(ENCODE, _arguments(encode, given), weights),
         ProbeCase(TAIL, _arguments(tail, given | encoded | inputs | carried), weights),
     ]
+    if (replay := functions(module).get(REPLAY)) is not None:
+        cases.append(ProbeCase(REPLAY, _arguments(replay, given | _replay_lists(session, given)), weights))
+    return cases
+
+
+def _replay_lists(session: EagerSession, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The lists that a replay takes, as its program would compute them."""
+    rows = Rows.of_batch(*(given[name] for name in INPUT_NAMES[1:-1]))
+    config, page = session.model.config, session.model.page_tokens
+    ratios = {config.ratio(layer) for layer in config.kv_source_layer_ids}
+    slots = {slots_input(ratio): rows.entry_store(ratio, page // ratio) for ratio in ratios}
+    return {WINDOW: rows.window_index(config.sliding_window), **slots}
 
 
 def _arguments(func: FuncOp, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dsv41c.errors import CompileError
 from dsv41c.passes.common_subexpressions import CommonSubexpressions
 from dsv41c.passes.dead_code import DeadCode
 from dsv41c.passes.delay_mhc import DelayMhc
+from dsv41c.passes.derive_replay import DeriveReplay
 from dsv41c.passes.expand_definitions import ExpandDefinitions
 from dsv41c.passes.fuse_rows import FuseRows
 from dsv41c.passes.group_csa2 import GroupCsa2
@@ -126,6 +127,8 @@ PHASES: tuple[Phase, ...] = (
         (
             # Late: until here a cache is a value and rewrites need not think of buffers.
             StateInPlace(),
+            # Behind all rewrites, so that a replay has its program's kernels; while a store is an op and not a launch.
+            DeriveReplay(),
             # A launch says nothing about the op that it came from but its name.
             ToLaunches(),
             # The order is free as soon as stores are in place, and decides what is held at once.
@@ -142,6 +145,7 @@ REGISTRY: dict[str, type[Pass]] = {
         CommonSubexpressions,
         DeadCode,
         DelayMhc,
+        DeriveReplay,
         ExpandDefinitions,
         FuseRows,
         GroupCsa2,

@@ -6,7 +6,7 @@ the "rings" pool, so a sequence holds one block table and one ring, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from dsv41c.errors import RequestError
 from dsv41c.models.state import StateSpec
-from dsv41c.runtime.iree_device import aligned_empty
+from dsv41c.runtime.aligned import aligned_empty
 from dsv41c.runtime.pages import Numbers, Pages
+
+Allocate = Callable[[Sequence[int], torch.dtype], Tensor]
 
 _POISON_BYTE = 0x7F  # NaN as an e4m3 value and as an e4m3 scale, a factor of 1 as a ue8m0 scale
 _POISON_ID = -1
@@ -116,17 +118,24 @@ class CachePool(CacheBook):
         specs, page_tokens, n_pages, n_rings: see `CacheBook`.
         poison: fill pages with 0x7F, NaN and -1 instead of zero, whenever they are handed out; for tests, which then
             see every read of a row that was never written.
+        allocate: gives memory where the plan's kernels run.
     """
 
     def __init__(
-        self, specs: Sequence[StateSpec], page_tokens: int, n_pages: int, n_rings: int, poison: bool = False
+        self,
+        specs: Sequence[StateSpec],
+        page_tokens: int,
+        n_pages: int,
+        n_rings: int,
+        poison: bool = False,
+        allocate: Allocate = aligned_empty,
     ) -> None:
         super().__init__(specs, page_tokens, n_pages, n_rings)
         self.poison = poison
         self.tensors: dict[str, Tensor] = {}
         for spec in self.specs:
             count = n_pages if spec.pool == "pages" else n_rings
-            cache = aligned_empty((count, spec.page_width), spec.dtype)
+            cache = allocate((count, spec.page_width), spec.dtype)
             self.tensors[spec.name] = cache.fill_(poison_value(cache.dtype) if poison else 0)
 
     def allot(self, tokens: int, shared: Sequence[int] = ()) -> Allotment:

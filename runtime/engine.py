@@ -16,12 +16,12 @@ from dsv41c.runtime.bill import MemoryBill
 from dsv41c.runtime.bounded import ENCODE, TAIL, BoundedPrefill
 from dsv41c.runtime.caches import CachePool
 from dsv41c.runtime.call_check import CallCheck
-from dsv41c.runtime.executor_cpu import CpuExecutor
+from dsv41c.runtime.executor import Executor, backend_of
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.preconditions import Preconditions
-from dsv41c.runtime.prefix import PrefixOptions
+from dsv41c.runtime.prefix import Image, PrefixOptions
 from dsv41c.runtime.prefix_cache import PrefixCache
-from dsv41c.runtime.replay import ENCODE_REPLAY, Replay, with_replay
+from dsv41c.runtime.replay import ENCODE_REPLAY, Replay
 from dsv41c.runtime.requests import CANCELLED, Completion, Request, TokenEvent
 from dsv41c.runtime.sampling import SamplingParams
 from dsv41c.runtime.scheduler import STEP, Call, Limits, Scheduler
@@ -32,6 +32,7 @@ from dsv41c.runtime.tokenizer import Tokenizer
 __all__ = ["PREFILLS", "STEP", "Completion", "Engine", "Prompt", "TokenEvent"]
 
 PREFILLS = ("exact", "bounded")
+VISION = "vision"  # the program that turns images into rows
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class Engine:
         prefill: "exact" runs all layers on every token of a prompt; "bounded" runs the decoder's layers on the last
             tokens only, as many as a window has, and takes about half the time. It is an approximation that the
             model's authors intend (SPEC 5.4); prompts no longer than a window are exact.
+        exact_window: a bounded prefill takes so many more rows through the decoder that its windows are those of an
+            exact one (the halo of SPEC 5.4): what it gives is then exact, and still cheaper for long prompts.
         prefix: what is kept of prompts and answers, so that prompts with the same beginning need not run it; nothing if
             absent. An exact engine goes on from kept window states only; a bounded one replays where there is none.
         check: after every call, see that it wrote nothing of other requests and gave numbers; for finding faults.
@@ -76,33 +79,31 @@ class Engine:
         row_multiple: int = 1,
         poison: bool = False,
         prefill: str = "exact",
+        exact_window: bool = False,
         prefix: PrefixOptions | None = None,
         check: bool = False,
     ) -> None:
         self.config = ModelConfig.from_dict(plan.manifest.model)
-        may_replay = prefix is not None and prefill == "bounded"
-        plan = self._replayable(plan) if may_replay else plan
         self.plan = plan
         self.sizes = Sizes(plan.manifest, self.config, max_sequences, chunk_tokens)
         self.row_multiple = row_multiple
-        self.bounded = self._bounded_prefill(prefill)
+        self.bounded = self._bounded_prefill(prefill, exact_window)
         self.bill = MemoryBill(plan.manifest)
         n_pages = self.sizes.pages(cache_tokens, memory_bytes, self.bill)
         rings = self.sizes.rings
-        self.caches = CachePool(plan.manifest.state, self.sizes.page_tokens, n_pages, rings, poison)
+        backend = backend_of(plan)
+        self.caches = CachePool(plan.manifest.state, self.sizes.page_tokens, n_pages, rings, poison, backend.allocate)
         self.preconditions = Preconditions(
             plan.manifest.state, plan.programs, self.sizes.page_tokens, max(0, self.config.engram_max_ngram_size - 1)
         )
-        self.executor = CpuExecutor(plan, self.caches.tensors, threads)
+        self.executor: Executor = backend.executor(plan, self.caches.tensors, threads)
         self._check = CallCheck(self.caches) if check else None
         self.scheduler = Scheduler(self._limits())
-        self.replay: Replay | None = None
+        self.replay = self._replay() if prefix is not None else None
         self.prefix: PrefixCache | None = None
         if prefix is not None:
-            window = self.config.sliding_window
-            may_replay = ENCODE_REPLAY in plan.programs
-            self.replay = Replay(plan.manifest.state, window, self.sizes.page_tokens) if may_replay else None
-            self.prefix = PrefixCache(self.caches, self.preconditions, plan, prefix, window, may_replay)
+            window, may_replay = self.config.sliding_window, self.replay is not None
+            self.prefix = PrefixCache(self.caches, self.preconditions, plan, prefix, window, self._tail, may_replay)
         self.failure: Exception | None = None
         self._waiting: deque[Request] = deque()
         self._active: list[Request] = []
@@ -162,13 +163,19 @@ class Engine:
 
     # --- requests one by one --------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, images: Sequence[Image] = ()) -> Request:
         """Queues a request; `step` runs it, and its `events` are what has come out.
 
         Raises:
             RequestError: a prompt that this plan cannot serve.
         """
         request = self._request(0, prompt, params or SamplingParams())
+        if images and VISION not in self.plan.programs:
+            raise RequestError(
+                f"the prompt has images ({len(images)}), which a program {VISION} makes rows of; this plan has "
+                f"{', '.join(self.plan.programs)}: leave the images out"
+            )
+        request.images = tuple(images)
         self._waiting.append(request)
         return request
 
@@ -246,7 +253,7 @@ class Engine:
         self._check_ids(number, "forced_tokens", params.forced_tokens)
         text = StopText(self.tokenizer.stream(), params.stop) if params.stop or params.with_text else None
         generator = torch.Generator().manual_seed(params.seed)
-        request = Request(number, ids, params, generator, list(ids), self.preconditions.nothing_held(), text)
+        request = Request(number, ids, params, generator, list(ids), self.preconditions.nothing_held(), text=text)
         self._check_fits(request)
         return request
 
@@ -303,7 +310,7 @@ class Engine:
         if call.program in (ENCODE, ENCODE_REPLAY):
             self._keep(call, outputs)
             return []
-        logits = outputs["logits"]
+        logits = outputs["logits"].cpu()
         touched, start = [], 0
         for (request, count), piece in zip(call.parts, pieces, strict=True):
             own = logits[start : start + len(piece.wanted)]
@@ -356,10 +363,10 @@ class Engine:
     def _finish_prompts(self, requests: Sequence[Request]) -> list[Request]:
         """Runs the tails of encoded prompts."""
         assert self.bounded is not None, "only a bounded prefill has tails"
-        pieces = [request.tail_piece(self.bounded.window) for request in requests]
+        pieces = [request.tail_piece(self.bounded.rows) for request in requests]
         rows = self.sizes.padded(sum(len(piece.tokens) for piece in pieces), self.row_multiple)
         carried = self.bounded.inputs([request.carry for request in requests], rows)
-        logits = self._run(TAIL, requests, pieces, carried)["logits"]
+        logits = self._run(TAIL, requests, pieces, carried)["logits"].cpu()
         for request, own in zip(requests, logits, strict=True):
             request.carry = {}
             self._take(request, own)
@@ -371,22 +378,34 @@ class Engine:
         if event is not None:
             request.events.append(event)
 
-    def _replayable(self, plan: Plan) -> Plan:
+    def _replay(self) -> Replay | None:
+        if self.bounded is None or self.bounded.is_exact:
+            return None
         try:
-            return with_replay(plan)
+            return Replay(self.plan, self.config.sliding_window)
         except PlanError as error:
             _LOG.warning("prefixes are found only where a window state is kept: %s", error)
-            return plan
+            return None
+
+    @property
+    def _tail(self) -> int:
+        """Rows that the decoder takes of a bounded prompt."""
+        return self.config.sliding_window if self.bounded is None else self.bounded.rows
 
     def _limits(self) -> Limits:
-        tail = self.config.sliding_window
+        tail = self._tail
         tails = min(self.sizes.highest("T", 512) // tail, self.sizes.highest("R", self.sizes.rings))
         rows = self.sizes.chunk_tokens
         return Limits(rows, self.sizes.highest("R", rows), tail, tails)
 
-    def _bounded_prefill(self, prefill: str) -> BoundedPrefill | None:
+    def _bounded_prefill(self, prefill: str, exact_window: bool) -> BoundedPrefill | None:
         if prefill not in PREFILLS:
             raise RequestError(f"prefill '{prefill}' is unknown; supported are {', '.join(PREFILLS)}")
-        if prefill == "exact":
-            return None
-        return BoundedPrefill(self.plan, self.config.sliding_window, self.sizes.highest("T", 512))
+        if prefill == "bounded":
+            return BoundedPrefill(self.plan, self.config.sliding_window, self.sizes.highest("T", 512), exact_window)
+        if exact_window:
+            raise RequestError(
+                "exact_window is for a bounded prefill, and prefill is exact, whose windows are exact anyway; leave it "
+                "out, or load the plan with prefill bounded"
+            )
+        return None

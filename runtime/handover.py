@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torch import Tensor
 
 from dsv41c.errors import RequestError
 from dsv41c.runtime.caches import Allotment, CachePool
-from dsv41c.runtime.engine import Engine
+from dsv41c.runtime.engine import Completion, Engine, Prompt, TokenEvent
+from dsv41c.runtime.prefix import Image
 from dsv41c.runtime.requests import Request
 from dsv41c.runtime.sampling import SamplingParams
 from dsv41c.runtime.stopping import StopText
 
-VERSION = 1
+VERSION = 2
 _DIGEST_BYTES = 32
 _ABOUT, _GENERATOR = "about", "generator"
 _FIELDS = ("pending", "context", "start", "written_from", "encodes", "cached_tokens", "tokens", "chosen", "finished")
@@ -49,9 +51,9 @@ def export_request(engine: Engine, request: Request) -> bytes:
     caches = engine.caches
     held = max(request.context, request.written_from)
     tensors = {
-        **{f"ring.{name}": row.contiguous() for name, row in caches.read_ring(request.allotment.ring).items()},
+        **{f"ring.{name}": _host(row) for name, row in caches.read_ring(request.allotment.ring).items()},
         **_pages(caches, request.allotment.pages[: caches.pages_for(held)]),
-        **{f"carry.{name}": rows.contiguous() for name, rows in request.carry.items()},
+        **{f"carry.{name}": _host(rows) for name, rows in request.carry.items()},
         _GENERATOR: request.generator.get_state(),
     }
     spans = {group.names[0]: span for group, span in zip(engine.preconditions.groups, request.held.spans, strict=True)}
@@ -59,8 +61,10 @@ def export_request(engine: Engine, request: Request) -> bytes:
         "version": VERSION,
         "formats": _formats(engine),
         "prompt": request.prompt,
+        "images": [(image.start, image.tokens, image.digest.hex()) for image in request.images],
         "params": dataclasses.asdict(request.params),
         "held": spans,
+        "tail_rows": engine.bounded.rows if engine.bounded is not None else 0,
         **{name: getattr(request, name) for name in _FIELDS},
     }
     body = save(tensors, {_ABOUT: json.dumps(about)})
@@ -90,15 +94,50 @@ def import_request(engine: Engine, data: bytes) -> Request:
     return request
 
 
+def prefill(engine: Engine, prompt: Prompt, params: SamplingParams) -> bytes:
+    """The state of a prompt behind its first new token, for another process to go on from; nothing stays here.
+
+    Raises:
+        RequestError: a prompt that this plan cannot serve, or one whose request ends with its first token.
+    """
+    request = engine.submit(prompt, params)
+    try:
+        while not request.events:
+            engine.step()
+        return export_request(engine, request)
+    finally:
+        engine.cancel(request)
+
+
+def finish(engine: Engine, request: Request, on_token: Callable[[TokenEvent], None]) -> Completion:
+    """Runs a request to its end.
+
+    Args:
+        engine: that runs it.
+        request: that has begun, here or elsewhere.
+        on_token: called for every new token as it comes.
+    """
+    while not request.is_done:
+        engine.step()
+        while request.events:
+            on_token(request.events.popleft())
+    return request.completion()
+
+
 def _check_prefill(engine: Engine, about: dict[str, Any], carry: dict[str, Tensor]) -> None:
     is_bounded = about["encodes"] and (about["context"] < len(about["prompt"]) or carry)
     if is_bounded and engine.bounded is None:
         raise RequestError(
             "the prompt is being prefilled bounded, and this engine prefills exact; load the plan with prefill bounded"
         )
+    if is_bounded and engine.bounded is not None and about["tail_rows"] != engine.bounded.rows:
+        raise RequestError(
+            f"the prompt is being prefilled with {about['tail_rows']} rows for the decoder, and this engine takes "
+            f"{engine.bounded.rows}; load both sides' plans alike, with exact windows or without"
+        )
     if about["context"] < about["written_from"] and engine.replay is None:
         raise RequestError(
-            "the sequence is being replayed, and this engine has no prefix cache; load the plan with one"
+            "the sequence is being replayed, and this engine replays none; load the plan bounded, with a prefix cache"
         )
 
 
@@ -108,10 +147,13 @@ def _request(engine: Engine, about: dict[str, Any]) -> Request:
     held = engine.preconditions.nothing_held()
     held.spans = [tuple(about["held"][group.names[0]]) for group in engine.preconditions.groups]
     fields = {name: about[name] for name in _FIELDS}
+    images = tuple(Image(start, tokens, bytes.fromhex(digest)) for start, tokens, digest in about["images"])
     text = None
     if params.stop or params.with_text:
         text = StopText(engine.tokenizer.stream(), params.stop)
-    request = Request(0, tuple(about["prompt"]), params, torch.Generator(), held=held, text=text, **fields)
+    request = Request(
+        0, tuple(about["prompt"]), params, torch.Generator(), held=held, images=images, text=text, **fields
+    )
     if text is not None:
         # What was shown there is not shown again here; the decoder stands where it stood.
         request.shown = [text.push(token) for token in request.tokens]
@@ -120,7 +162,11 @@ def _request(engine: Engine, about: dict[str, Any]) -> Request:
 
 def _pages(caches: CachePool, pages: list[int]) -> dict[str, Tensor]:
     paged = [spec.name for spec in caches.specs if spec.pool == "pages"]
-    return {f"pages.{name}": caches.tensors[name][pages].contiguous() for name in paged}
+    return {f"pages.{name}": _host(caches.tensors[name][pages]) for name in paged}
+
+
+def _host(rows: Tensor) -> Tensor:
+    return rows.contiguous().cpu()
 
 
 def _write(caches: CachePool, allotment: Allotment, tensors: dict[str, Tensor]) -> None:

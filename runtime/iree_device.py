@@ -20,10 +20,9 @@ from iree.runtime.version import VERSION as IREE_VERSION
 from torch.utils import dlpack
 
 from dsv41c.errors import PlanError
+from dsv41c.runtime.aligned import ALIGNMENT, aligned_empty
 
 __all__ = ["ALIGNMENT", "IreeDevice", "IreeModule", "MappedFile", "aligned_empty"]
-
-ALIGNMENT = 64  # bytes; IREE refuses to import host memory that starts elsewhere
 
 Function = Callable[[Sequence[View]], list[View]]
 
@@ -42,24 +41,6 @@ _ELEMENT_TYPES: dict[torch.dtype, int] = {
 }
 _BYTE = int(rt.HalElementType.UINT_8)
 _topology_lock = threading.Lock()
-
-
-def aligned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised contiguous tensor whose memory starts at a multiple of 64 bytes.
-
-    Torch's own CPU allocator aligns to 64 bytes today, without promising it; this does not rely on that.
-
-    Args:
-        shape: its sizes.
-        dtype: its element type.
-    """
-    tensor = torch.empty(tuple(shape), dtype=dtype)
-    if tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor
-    n_bytes = tensor.nbytes
-    raw = torch.empty(n_bytes + ALIGNMENT, dtype=torch.uint8)
-    start = -raw.data_ptr() % ALIGNMENT
-    return raw[start : start + n_bytes].view(dtype).view(tuple(shape))
 
 
 class IreeDevice:

@@ -1,6 +1,7 @@
 """Prefixes that were computed before: pages found by the tokens that lead to them, and window states for a while.
 
-A page's name is a hash over its tokens and the name of the page before it, so a name stands for a whole prefix. Global
+A page's name is a hash over its tokens, the digests of the images that they belong to, and the name of the page before
+it, so a name stands for a whole prefix. Global
 entries stay in the pages; windows, compressor tails and look-back ids belong to a sequence and are restored in one of
 two ways:
 
@@ -24,6 +25,7 @@ from dsv41c.runtime.bounded import Carry
 from dsv41c.runtime.preconditions import Held
 
 Name = bytes
+_NAME_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,42 @@ class PrefixOptions:
     store_bytes: int = 1 << 30
 
 
-def names_of(tokens: Sequence[int], page_tokens: int, before: Name = b"") -> Iterator[Name]:
+@dataclass(frozen=True)
+class Image:
+    """An image in a prompt, whose tokens all have the same id: what it shows is in its digest alone.
+
+    Attributes:
+        start: position of its first token.
+        tokens: how many it has.
+        digest: of its content.
+    """
+
+    start: int
+    tokens: int
+    digest: bytes
+
+
+def names_of(
+    tokens: Sequence[int], page_tokens: int, before: Name = b"", first: int = 0, images: Sequence[Image] = ()
+) -> Iterator[Name]:
     """The names of the full pages of a sequence.
 
     Args:
         tokens: ids; those of the last page, if it is not full, count for nothing.
         page_tokens: tokens a page.
         before: the name that the first page follows; empty at the start.
+        first: position of the first token.
+        images: of the sequence; a page's name depends on those that reach into it, and where they begin.
     """
     name = before
     for at in range(0, len(tokens) - page_tokens + 1, page_tokens):
-        page = struct.pack(f"<{page_tokens}q", *tokens[at : at + page_tokens])
-        name = hashlib.blake2b(name + page, digest_size=16).digest()
+        begin, end = first + at, first + at + page_tokens
+        page = hashlib.blake2b(name, digest_size=_NAME_BYTES)
+        page.update(struct.pack(f"<{page_tokens}q", *tokens[at : at + page_tokens]))
+        for image in images:
+            if image.start < end and image.start + image.tokens > begin:
+                page.update(struct.pack("<qqq", image.start, image.tokens, len(image.digest)) + image.digest)
+        name = page.digest()
         yield name
 
 

@@ -51,6 +51,7 @@ class PrefixCache:
         plan: whose pages these are.
         options: what is kept.
         window: rows of a window.
+        tail: rows that the decoder takes of a bounded prompt.
         may_replay: a prefix without a window state is replayed.
         clock: of the lifetime of states.
 
@@ -67,11 +68,12 @@ class PrefixCache:
         plan: Plan,
         options: PrefixOptions,
         window: int,
+        tail: int,
         may_replay: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._caches, self._preconditions = caches, preconditions
-        self._window, self._may_replay = window, may_replay
+        self._window, self._tail, self._may_replay = window, tail, may_replay
         self._page_tokens = caches.page_tokens
         self.states = WindowStates(options.state_seconds, options.state_bytes, clock)
         self.counts = PrefixCounts()
@@ -93,7 +95,7 @@ class PrefixCache:
             request.allotment = self._caches.allot(request.total_tokens)
             return
         # One token at least must run, for the logits behind it.
-        names = list(names_of(prompt[:-1], self._page_tokens))
+        names = list(names_of(prompt[:-1], self._page_tokens, images=request.images))
         states = [self.states.find(name) for name in names]
         pages = self._found(names if self._may_replay else names[: _last_state(states)])
         hit = best_hit(states[: len(pages)], self._page_tokens, self._window, self._may_replay)
@@ -116,8 +118,8 @@ class PrefixCache:
         while len(request.names) < full:
             at = len(request.names) * self._page_tokens
             page = request.known[at : at + self._page_tokens]
-            (name,) = names_of(page, self._page_tokens, request.names[-1] if request.names else b"")
-            request.names.append(name)
+            before = request.names[-1] if request.names else b""
+            request.names += names_of(page, self._page_tokens, before, at, request.images)
         for at in range(request.named, full):
             number, name = request.allotment.pages[at], request.names[at]
             self._caches.pages.set_name(number, name)
@@ -176,7 +178,7 @@ class PrefixCache:
         request.carry = dict(hit.state.carry)
         self._go_on(request, hit.tokens)
         # With all windows there, what is left runs as steps if it is no longer than a tail would be.
-        is_short = len(request.pending) <= self._window
+        is_short = len(request.pending) <= self._tail
         request.encodes = request.encodes and not is_short if hit.state.is_whole else True
 
     def _replay(self, request: Request, tokens: int) -> None:
@@ -213,7 +215,7 @@ class PrefixCache:
 
     def _pack(self, page: int) -> bytes:
         rows = self._caches.read_page(page).values()
-        return b"".join(row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows)
+        return b"".join(row.contiguous().view(torch.uint8).cpu().numpy().tobytes() for row in rows)
 
     def _unpack(self, page: int, packed: bytes) -> None:
         rows: dict[str, Tensor] = {}

@@ -13,6 +13,7 @@ from dsv41c.runtime.batch import Piece
 from dsv41c.runtime.bounded import Carry
 from dsv41c.runtime.caches import Allotment
 from dsv41c.runtime.preconditions import Held
+from dsv41c.runtime.prefix import Image
 from dsv41c.runtime.sampling import Choice, SamplingParams, TokenCounts, choose
 from dsv41c.runtime.stopping import StopText
 
@@ -76,6 +77,7 @@ class Request:
         generator: the sampler's own.
         pending: tokens that are known but not yet in the caches.
         held: which positions the caches hold.
+        images: of the prompt.
         text: of requests that ask for text.
         allotment: what it holds of the caches, while it runs.
         context: tokens in the caches. start, written_from: see `Piece`.
@@ -94,6 +96,7 @@ class Request:
     generator: torch.Generator
     pending: list[int]
     held: Held
+    images: tuple[Image, ...] = ()
     text: StopText | None = None
     allotment: Allotment | None = None
     context: int = 0
@@ -155,10 +158,10 @@ class Request:
         tokens = self.pending[:count]
         return Piece(self.allotment, self.context, tokens, self.wanted(count), self.start, self.written_from)
 
-    def tail_piece(self, window: int) -> Piece:
+    def tail_piece(self, rows: int) -> Piece:
         """The last rows of the prompt, as a segment that begins with the first of them and writes no entries."""
         assert self.allotment is not None, "running requests hold their caches"
-        tokens, end = self.prompt[-window:], len(self.prompt)
+        tokens, end = self.prompt[-rows:], len(self.prompt)
         start = end - len(tokens)
         return Piece(self.allotment, start, tokens, [len(tokens) - 1], start=start, written_from=end)
 

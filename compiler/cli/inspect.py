@@ -91,14 +91,13 @@ def _kernels(found: dict[str, Any]) -> Table:
             _marked(kernel["band"]),
             _marked(kernel["kind"]),
             *(_launches(program, kernel["name"]) for program in programs.values()),
-            kernel["file"] or "",
             bytes_text(kernel["bytes"]) if kernel["file"] else "",
         )
         for kernel in found["kernels"]
         if kernel["kind"] != "triton"
     ]
     numbers = [f"launches in {name}" for name in programs]
-    return table("kernels", ("kernel", "band", "kind", *numbers, "file", "size"), rows, (*numbers, "size"))
+    return table("kernels", ("kernel", "band", "kind", *numbers, "size"), rows, (*numbers, "size"))
 
 
 def _gpu_kernels(found: dict[str, Any], target: str) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 from safetensors.torch import save
 
 from dsv41c.errors import RequestError
+from dsv41c.runtime import handover
 from dsv41c.runtime.api import load
 from dsv41c.runtime.engine import PREFILLS, Completion, Engine, Prompt, TokenEvent
 from dsv41c.runtime.sampling import SamplingParams
@@ -54,6 +56,23 @@ class TokenIds(click.ParamType):
     show_default=True,
     help="exact: all layers on every token of the prompt; bounded: the decoder's layers on its last tokens only.",
 )
+@click.option(
+    "--exact-window",
+    is_flag=True,
+    help="A bounded prefill takes more rows through the decoder, so many that its windows and logits are exact.",
+)
+@click.option(
+    "--export-state",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Prefill only: write the sequence's whole state behind its first new token, for --import-state elsewhere.",
+)
+@click.option(
+    "--import-state",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Go on from such a state; prompt and sampling are those it was written with.",
+)
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Where the checkpoint lies now, if it was moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end and nothing else on stdout.")
 @click.option(
@@ -76,6 +95,9 @@ def run_command(
     seed: int,
     threads: int,
     prefill: str,
+    exact_window: bool,
+    export_state: Path | None,
+    import_state: Path | None,
     checkpoint: Path | None,
     as_json: bool,
     save_logits: Path | None,
@@ -89,14 +111,18 @@ def run_command(
     "length"), `seconds`. With --force-tokens, `tokens` are the ids that the model chose at each place and `forced`
     those that were fed.
 
+    With --export-state one process prefills, and another one goes on with --import-state and prints what comes behind
+    the first token. Both plans must have the same cache formats and the same model.
+
     \b
     Example:
       dsv41c run plans/mini6 --prompt "The cat" --max-new-tokens 20
       dsv41c run plans/mini6 --tokens 5,9,2 --max-new-tokens 4 --temperature 0 --json --save-logits logits.safetensors
+      dsv41c run plans/mini6 --prompt "The cat" --export-state state
+      dsv41c run plans/mini6 --import-state state
     """
     given: Prompt | None = prompt if tokens is None else tokens
-    if given is None or (prompt is not None and tokens is not None):
-        raise click.UsageError("give the prompt as text with --prompt, or as ids with --tokens, and not both")
+    _check_usage(given, prompt is not None and tokens is not None, export_state, import_state, save_logits)
     forced = force_tokens or ()
     params = SamplingParams(
         max_new_tokens=(len(forced) or DEFAULT_NEW_TOKENS) if max_new_tokens is None else max_new_tokens,
@@ -111,16 +137,30 @@ def run_command(
     if save_logits is not None and not save_logits.absolute().parent.is_dir():
         raise RequestError(f"--save-logits {save_logits}: there is no folder {save_logits.parent}; make it first")
     started = time.perf_counter()
-    engine = load(plan, checkpoint=checkpoint, threads=threads, max_sequences=1, prefill=prefill)
+    engine = load(
+        plan, checkpoint=checkpoint, threads=threads, max_sequences=1, prefill=prefill, exact_window=exact_window
+    )
     watch = _Watch(started, time.perf_counter())
-    show = None if as_json else _Stream(engine, as_text=prompt is not None)
+    if export_state is not None:
+        assert given is not None, "usage was checked"
+        _write_state(export_state, handover.prefill(engine, given, params))
+        return
+    began = None if import_state is None else handover.import_request(engine, _read_state(import_state))
+    as_text = prompt is not None if began is None else engine.plan.manifest.tokenizer is not None
+    show = None if as_json else _Stream(engine, as_text)
 
     def on_token(event: TokenEvent) -> None:
         watch.tick()
         if show is not None:
             show.push(event.token)
 
-    completion = engine.generate([given], params, on_token)[0]
+    if began is None:
+        assert given is not None, "usage was checked"
+        completion = engine.generate([given], params, on_token)[0]
+    else:
+        if show is not None:
+            show.skip(began.tokens)
+        completion, forced = handover.finish(engine, began, on_token), began.params.forced_tokens
     watch.stop()
     if show is not None:
         show.finish()
@@ -129,6 +169,31 @@ def run_command(
         _save_logits(save_logits, completion)
     if as_json:
         click.echo(json.dumps(_result(engine, completion, forced, watch)))
+
+
+def _check_usage(
+    given: Prompt | None, both: bool, export_state: Path | None, import_state: Path | None, save_logits: Path | None
+) -> None:
+    if both or (given is None and import_state is None):
+        raise click.UsageError("give the prompt as text with --prompt, or as ids with --tokens, and not both")
+    if import_state is not None and (given is not None or export_state is not None):
+        raise click.UsageError("--import-state has its prompt in it; leave out --prompt, --tokens and --export-state")
+    if save_logits is not None and (export_state or import_state):
+        raise click.UsageError("--save-logits is for a run in one process; leave out --export-state, --import-state")
+
+
+def _write_state(path: Path, state: bytes) -> None:
+    try:
+        path.write_bytes(state)
+    except OSError as error:
+        raise RequestError(f"--export-state {path} cannot be written: {error.strerror}; choose another file") from error
+
+
+def _read_state(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"--import-state {path} cannot be read: {error.strerror}; choose another file") from error
 
 
 class _Watch:
@@ -175,6 +240,12 @@ class _Stream:
     def push(self, token: int) -> None:
         self._write(f"{self._separator}{token}" if self._text is None else self._text.push(token))
         self._separator = ","
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Tokens that were shown elsewhere; a character that they began goes on here."""
+        for token in tokens:
+            if self._text is not None:
+                self._text.push(token)
 
     def finish(self) -> None:
         self._write(("" if self._text is None else self._text.finish()) + "\n")

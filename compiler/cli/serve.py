@@ -28,6 +28,7 @@ KEY_VARIABLE = "DSV41C_API_KEY"
     help=f"A file with the key that requests must carry.  [default: ${KEY_VARIABLE}, else no key]",
 )
 @click.option("--prefill", type=click.Choice(PREFILLS), default=PREFILLS[0], show_default=True, help="As of `run`.")
+@click.option("--exact-window", is_flag=True, help="As of `run`; prefixes then go on from window states only.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the compiled kernels.")
 @click.option("--max-sequences", type=click.IntRange(min=1), help="Requests that run at the same time.")
 @click.option("--cache-tokens", type=click.IntRange(min=1), help="Tokens that the caches hold for all of them.")
@@ -57,6 +58,7 @@ def serve_command(
     model: str | None,
     api_key_file: Path | None,
     prefill: str,
+    exact_window: bool,
     threads: int,
     max_sequences: int | None,
     cache_tokens: int | None,
@@ -100,6 +102,7 @@ def serve_command(
         plan,
         checkpoint=checkpoint,
         prefill=prefill,
+        exact_window=exact_window,
         threads=threads,
         max_sequences=max_sequences,
         cache_tokens=cache_tokens,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,56 @@ def test_refusals(args: tuple[str, ...], code: int, message: str, mini6_plan: Pa
     assert result.stdout == ""
     assert message in result.stderr
     assert code == 2 or result.stderr.count("\n") == 1
+
+
+def test_one_process_prefills_and_another_goes_on(mini6_plan: Path, process, dsv41c, tmp_path: Path) -> None:
+    """Sampled text, so that the generator's state, and a character in two tokens, go along."""
+    state = tmp_path / "state"
+    asked = (
+        "--prompt",
+        "The cat \N{EURO SIGN}",
+        "--max-new-tokens",
+        "8",
+        "--temperature",
+        "1",
+        "--seed",
+        "7",
+        "--no-stop",
+    )
+    whole = dsv41c("run", mini6_plan, *asked, "--json")
+    want = json.loads(whole.stdout)
+    began = process("run", mini6_plan, *asked, "--export-state", state)
+    assert (began.returncode, began.stdout) == (0, ""), began.stderr
+    ended = process("run", mini6_plan, "--import-state", state)
+    assert ended.returncode == 0, ended.stderr
+    assert want["text"].endswith(ended.stdout.rstrip("\n"))
+    assert len(ended.stdout) > 2
+    found = json.loads(dsv41c("run", mini6_plan, "--import-state", state, "--json").stdout)
+    assert {**found, "seconds": None} == {**want, "seconds": None}
+
+
+def test_states_that_do_not_fit_are_refused(mini6_plan: Path, dsv41c, tmp_path: Path) -> None:
+    """Another layout of a cache on the decoding side; a file that is no state; options that say two things."""
+    state, other = tmp_path / "state", tmp_path / "plan"
+    assert dsv41c("run", mini6_plan, "--tokens", "5,9,2", "--export-state", state).exit_code == 0
+    shutil.copytree(mini6_plan, other)
+    manifest = manifest_from_json(json.loads((other / MANIFEST).read_text()))
+    wider = tuple(replace(spec, page_width=spec.page_width + 256) for spec in manifest.state)
+    for name, data in encode_manifest(replace(manifest, state=wider)).items():
+        (other / name).write_bytes(data)
+    refused = dsv41c("run", other, "--import-state", state)
+    assert refused.exit_code == 1
+    assert "the sequence's state has other cache formats: window.0 is" in refused.stderr
+    assert "in 1056" in refused.stderr
+    assert "in 1312" in refused.stderr
+    state.write_bytes(state.read_bytes()[:-1])
+    assert "was damaged on the way" in dsv41c("run", mini6_plan, "--import-state", state).stderr
+    missing = dsv41c("run", mini6_plan, "--import-state", tmp_path / "none")
+    assert missing.stderr.startswith("error: --import-state")
+    ended = dsv41c("run", mini6_plan, "--tokens", "5", "--max-new-tokens", "1", "--export-state", state)
+    assert "a request that has ended has no state to hand over" in ended.stderr
+    for options in (
+        ("--tokens", "5", "--import-state", state),
+        ("--tokens", "5", "--export-state", state, "--save-logits", "x"),
+    ):
+        assert dsv41c("run", mini6_plan, *options).exit_code == 2

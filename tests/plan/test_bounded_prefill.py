@@ -14,6 +14,7 @@ from dsv41c.errors import RequestError
 from dsv41c.runtime.batch import Piece, step_inputs
 from dsv41c.runtime.bounded import ENCODE, TAIL
 from dsv41c.runtime.engine import STEP, Engine
+from dsv41c.runtime.replay import ENCODE_REPLAY, Replay
 from dsv41c.runtime.requests import Request
 from dsv41c.runtime.sampling import SamplingParams
 
@@ -116,6 +117,39 @@ def test_the_tail_attends_to_nothing_before_its_rows(mini6_plan: Path) -> None:
         assert torch.equal(torch.stack(ours), torch.stack(want))
 
 
+def test_exact_windows_are_those_of_an_exact_prefill(mini6_plan: Path) -> None:
+    """A tail of 16 + 2 * 15 rows for three layers: every bit of prompts beyond it, in chunks, and of what follows them.
+    One row less moves the first token's logits."""
+    prompts = [prompt_of("mini6", length) for length in (46, 47, 100)]
+    want = logits_of(dsv41c.load(mini6_plan), prompts)
+    engine = dsv41c.load(mini6_plan, prefill="bounded", exact_window=True, chunk_tokens=50, poison=True)
+    assert engine.bounded is not None
+    assert engine.bounded.rows == 46
+    names = ran(engine)
+    for ours, exact in zip(logits_of(engine, prompts), want, strict=True):
+        assert torch.equal(torch.stack(ours), torch.stack(exact))
+    assert {ENCODE, TAIL, STEP} == set(names)
+    engine.bounded.rows -= 1
+    assert not torch.equal(logits_of(engine, prompts[1:2])[0][0], want[1][0])
+
+
+def test_a_replay_that_leaves_nothing_out_is_encode(mini6_plan: Path) -> None:
+    """With the lists that `encode` computes for itself, its replay gives its bits, by the same kernels."""
+    runs = []
+    for program in (ENCODE, ENCODE_REPLAY):
+        engine = dsv41c.load(mini6_plan, max_sequences=1)
+        pieces = [Piece(engine.caches.allot(41), 0, prompt_of("mini6", 41), [40])]
+        inputs = step_inputs(pieces)
+        replay = Replay(engine.plan, WINDOW).inputs(pieces, inputs) if program == ENCODE_REPLAY else {}
+        outputs = engine.executor.run(program, inputs | replay)
+        kernels = [launch.kernel for launch in engine.plan.programs[program].launches]
+        runs.append((outputs | engine.caches.tensors, kernels))
+    (want, kernels), (ours, replayed) = runs
+    assert replayed == kernels
+    for name, value in want.items():
+        assert torch.equal(ours[name], value), name
+
+
 def test_padded_rows_change_nothing(mini6_plan: Path) -> None:
     prompts = [prompt_of("mini6", 45)]
     plain, padded = (dsv41c.load(mini6_plan, prefill="bounded", row_multiple=rows) for rows in (1, 64))
@@ -135,5 +169,7 @@ def test_logits_of_a_prompt_are_refused(mini6_plan: Path) -> None:
     with pytest.raises(RequestError, match=r"prompt 0 asks for the logits of all .* prefill exact") as caught:
         engine.generate([[5, 9, 2]], SamplingParams(max_new_tokens=1, collect_logits=True))
     assert "\n" not in str(caught.value)
+    with pytest.raises(RequestError, match="exact_window is for a bounded prefill, and prefill is exact"):
+        dsv41c.load(mini6_plan, exact_window=True)
     with pytest.raises(RequestError, match="prefill 'fast' is unknown; supported are exact, bounded"):
         dsv41c.load(mini6_plan, prefill="fast")

@@ -144,5 +144,7 @@ def killed_at_random_moments(folder: Path, times: int, seed: int) -> int:
 
 
 def test_a_killed_writer_leaves_whole_pages(tmp_path: Path) -> None:
-    """Three times here; `killed_at_random_moments(folder, 100, 0)` is the long form."""
-    assert killed_at_random_moments(tmp_path, 3, 1) > 0
+    """At three random moments; with DSV41C_FULL_TESTS=1 at a hundred."""
+    times = 100 if os.environ.get("DSV41C_FULL_TESTS") else 3
+    read = killed_at_random_moments(tmp_path, times, 1)
+    assert read >= times, f"{read} pages were read after {times} kills"

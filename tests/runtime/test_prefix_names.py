@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dsv41c.runtime.preconditions import Held
-from dsv41c.runtime.prefix import WindowState, WindowStates, best_hit, names_of
+from dsv41c.runtime.prefix import Image, WindowState, WindowStates, best_hit, names_of
 
 
 def test_a_name_stands_for_all_tokens_before_it() -> None:
@@ -14,6 +14,23 @@ def test_a_name_stands_for_all_tokens_before_it() -> None:
     assert list(names_of([1, 2, 3, 4], 2)) == one[:2]
     assert list(names_of([5, 6], 2, one[1])) == [one[2]]
     assert len(set(names_of([7] * 20, 2))) == 10
+
+
+def test_a_name_stands_for_the_images_that_reach_into_it() -> None:
+    """Tokens of all images have one id; pages before an image, and only those, have the name that they have without."""
+    tokens = [4, 5, 8, 8, 8, 6, 7, 3]
+    without = list(names_of(tokens, 2))
+    named = [list(names_of(tokens, 2, images=[Image(2, 3, digest)])) for digest in (b"a", b"b")]
+    moved = list(names_of(tokens, 2, images=[Image(3, 2, b"a")]))
+    for names in (*named, moved):
+        assert names[0] == without[0]
+        assert not set(names[1:]) & set(without)
+    assert not set(named[0][1:]) & set(named[1][1:])
+    assert not set(named[0][1:]) & set(moved[1:])
+    begun = named[0][1]
+    assert list(names_of(tokens[4:], 2, begun, 4, [Image(2, 3, b"a")])) == named[0][2:]
+    two, one = ([Image(2, 1, b"ab"), Image(3, 2, b"c")], [Image(2, 1, b"a"), Image(3, 2, b"bc")])
+    assert list(names_of(tokens, 4, images=two)) != list(names_of(tokens, 4, images=one))
 
 
 class Clock:

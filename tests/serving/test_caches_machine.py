@@ -72,7 +72,7 @@ class Caches(RuleBasedStateMachine):
         manifest = Manifest(1, {}, (), {}, (), {}, PAGE, STATE, {}, (), {}, CheckpointEntry("x"), None, {}, {})
         plan = Plan(self.folder, manifest, PROGRAMS, self.folder)
         options = PrefixOptions(10, 4 * 60, self.folder / "store", 20 * self.caches.page_bytes)
-        self.prefix = PrefixCache(self.caches, self.rules, plan, options, WINDOW, True, lambda: self.clock)
+        self.prefix = PrefixCache(self.caches, self.rules, plan, options, WINDOW, WINDOW, True, lambda: self.clock)
 
     def teardown(self) -> None:
         for request in list(self.running):

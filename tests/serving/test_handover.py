@@ -105,8 +105,8 @@ def test_damage_and_other_bytes_are_refused(engines: dict[str, Engine], state: b
     other = b"not a state of anything"
     with pytest.raises(RequestError, match="this is no state of a sequence"):
         import_request(engine, hashlib.sha256(other).digest() + other)
-    body = state[32:].replace(b'\\"version\\": 1', b'\\"version\\": 2')
-    with pytest.raises(RequestError, match="has version 2, this runtime reads 1"):
+    body = state[32:].replace(b'\\"version\\": 2', b'\\"version\\": 3')
+    with pytest.raises(RequestError, match="has version 3, this runtime reads 2"):
         import_request(engine, hashlib.sha256(body).digest() + body)
     assert engine.caches.used_bytes == 0
 
@@ -133,9 +133,24 @@ def test_other_formats_and_prefills_are_refused(
     replaying.generate([prompt_of(40)], SamplingParams(max_new_tokens=1))
     request = replaying.submit(prompt_of(40), PARAMS)
     replaying.step()
-    with pytest.raises(RequestError, match="is being replayed, and this engine has no prefix cache"):
+    with pytest.raises(RequestError, match="is being replayed, and this engine replays none"):
         import_request(bounded, export_request(replaying, request))
     assert engine.caches.used_bytes == 0
+
+
+def test_tails_of_other_sizes_are_refused(mini6_plan: Path) -> None:
+    """A prompt whose exact windows need 46 rows of it, in an engine that takes 16 through the decoder."""
+    here, there = (
+        dsv41c.load(mini6_plan, prefill="bounded", exact_window=exact, chunk_tokens=50) for exact in (True, False)
+    )
+    request = here.submit(prompt_of(60), PARAMS)
+    here.step()
+    with pytest.raises(RequestError, match="prefilled with 46 rows for the decoder, and this engine takes 16"):
+        import_request(there, export_request(here, request))
+    while not request.events:
+        here.step()
+    there.cancel(import_request(there, export_request(here, request)))
+    assert there.caches.used_bytes == 0
 
 
 def test_only_what_runs_is_handed_over(engines: dict[str, Engine]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from golden_model import golden
 from torch import Tensor
 
 import dsv41c
+from dsv41c.errors import RequestError
 from dsv41c.models.rows import Chunk, Rows, step_inputs
 from dsv41c.runtime.engine import PREFILLS, Engine
-from dsv41c.runtime.prefix import PrefixOptions
+from dsv41c.runtime.plan import Plan
+from dsv41c.runtime.prefix import Image, PrefixOptions
+from dsv41c.runtime.replay import ENCODE_REPLAY
 from dsv41c.runtime.requests import Completion
 from dsv41c.runtime.sampling import SamplingParams
 
@@ -148,6 +152,21 @@ def test_a_replay_gives_what_it_gives_from_disk_in_another_engine(mini6_plan: Pa
     later.prefix.store.close()
 
 
+def test_other_images_are_another_prefix(mini6_plan: Path) -> None:
+    """The same ids, of which some stand for an image: the pages before it hit, those from it on only for its digest."""
+    engine = load(mini6_plan, "exact")
+    cached = []
+    for digest in (b"a", b"b", b"a"):
+        request = engine.submit(prompt_of(40), forced([5]))
+        request.images = (Image(20, 4, digest),)
+        while request.finished is None:
+            engine.step()
+        cached.append(request.cached_tokens)
+    assert cached == [0, 0, 32], "an exact engine has a window state at 32 tokens only"
+    with pytest.raises(RequestError, match="program vision makes rows of; this plan has step, encode, "):
+        engine.submit(prompt_of(40), forced([5]), [Image(20, 4, b"a")])
+
+
 def test_full_caches_give_idle_pages_away_and_results_stay_right(mini6_plan: Path, cold: dict[str, Engine]) -> None:
     engine = load(mini6_plan, "exact", cache_tokens=80, max_sequences=2)
     assert engine.prefix is not None
@@ -189,19 +208,19 @@ def test_collected_logits_need_every_token_to_run(mini6_plan: Path) -> None:
     assert len(done.prefill_logits) == 33
 
 
-def test_a_plan_that_cannot_replay_says_so(mini6_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_cannot_replay_says_so(mini6_plan: Path) -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("dsv41c.runtime.engine")
     logger.addHandler(handler)
-    monkeypatch.setattr("dsv41c.runtime.replay._STORE", "another kernel")
-    engine = load(mini6_plan, "bounded")
+    plan = Plan.load(mini6_plan)
+    programs = {name: program for name, program in plan.programs.items() if name != ENCODE_REPLAY}
+    engine = Engine(replace(plan, programs=programs), prefill="bounded", poison=True, prefix=PrefixOptions())
     logger.removeHandler(handler)
     assert lines == [
-        "prefixes are found only where a window state is kept: encode does not show which rows it attends to, or where "
-        "it stores, in $index.1, $index.3, $main.1, $main.3, so no prefix can be replayed; use prefill exact, or a "
-        "release of dsv41c that fits the plan"
+        "prefixes are found only where a window state is kept: the plan has no program encode_replay, only step, "
+        "encode, tail, step_one_row, so no prefix can be replayed; compile the plan again"
     ]
     run(engine, prompt_of(70))
     forget_states(engine)

@@ -214,6 +214,31 @@ def test_what_cannot_be_served_has_its_status(post: Ask, body: str | bytes, stat
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("asked", "key", "status", "kind"),
+    [
+        ({"model": "gpt"}, KEY, 404, openai.NotFoundError),
+        ({"prompt": "x" * 20_000}, KEY, 413, openai.APIStatusError),
+        ({"max_tokens": 999}, KEY, 400, openai.BadRequestError),
+        ({"extra_body": {"prompt": {"a": 1}}}, KEY, 400, openai.BadRequestError),
+        ({}, f"{KEY}s", 401, openai.AuthenticationError),
+    ],
+    ids=["wrong model", "too large a body", "more than fits", "malformed", "wrong key"],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_openais_client_is_told_what_is_wrong(
+    server: Running, asked: dict[str, Any], key: str, status: int, kind: type[openai.APIStatusError], stream: bool
+) -> None:
+    with (
+        openai.OpenAI(api_key=key, base_url=f"{server.url}/v1", max_retries=0) as client,
+        pytest.raises(kind) as caught,
+    ):
+        client.completions.create(**{"model": "mini6", "prompt": "x", **asked}, stream=stream)
+    assert caught.value.status_code == status
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["message"]
+
+
 def test_chats_that_cannot_be_served(post: Ask) -> None:
     for content, message in (
         ('"messages": []', "messages"),
