@@ -50,6 +50,8 @@ TRITON_TYPES = {
 FP8_HELPERS = frozenset({"decode_e4m3", "encode_e4m3"})
 _AXIS_LETTERS = "ijklmnuvw"
 _BIG = 2**31
+# A statement counts as one for so many elements.
+_CHEAP = 1024
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,11 @@ class RowBlocks:
     emitters: Mapping[str, Emitter]
     lines: list[str] = field(default_factory=list)
     axes: dict[int, list[Axis]] = field(default_factory=dict)
+    created: list[Axis] = field(default_factory=list)
     neighbours: dict[Axis, set[Axis]] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
     sizes: set[str] = field(default_factory=set)
+    work: int = 0
     costs: dict[SSAValue, list[int]] = field(default_factory=dict)
     reductions: list[Reduction] = field(default_factory=list)
     largest: int = 1
@@ -134,9 +138,9 @@ class RowBlocks:
         """The block of a value at an index, computed here unless it is there already."""
         key = (value, tuple(index))
         if key not in self._known:
-            before = len(self.lines)
+            before = self.work
             self._known[key] = self._compute(value, key[1])
-            self.costs.setdefault(value, []).append(len(self.lines) - before)
+            self.costs.setdefault(value, []).append(self.work - before)
         return self._known[key]
 
     def _compute(self, value: SSAValue, index: tuple[Index, ...]) -> Block:
@@ -149,15 +153,18 @@ class RowBlocks:
             raise refused(op, "row programs do not have this op")
         return emitter(self, op, index)
 
-    def statement(self, value: SSAValue, text: str, operands: Sequence[Block], element: str) -> Block:
-        """Adds `name = text` for a value that varies over its operands' axes."""
-        axes = frozenset().union(*(operand.axes for operand in operands))
+    def statement(
+        self, value: SSAValue, text: str, operands: Sequence[Block], element: str, name: str | None = None
+    ) -> Block:
+        """Adds `name = text` for a value that varies over its operands' axes; a step on the way has its own name."""
+        axes = frozenset[Axis]().union(*(operand.axes for operand in operands))
         self._occupy(axes, value)
-        name = self.fresh(self.names.get(value, "value"))
+        variable = self.fresh(name or self.names[value])
         type_ = tensor_type(value)
-        comment = f"{type_.element} [{', '.join(map(str, type_.dims))}]"
-        self.lines.append(f"{name} = {text}  # {comment}")
-        return Block(name, element, axes)
+        comment = element if name else f"{type_.element} [{', '.join(map(str, type_.dims))}]"
+        self.lines.append(f"{variable} = {text}  # {comment}")
+        self.work += 1 + math.prod(axis.block for axis in axes - {self.rows}) // _CHEAP
+        return Block(variable, element, axes)
 
     def fresh(self, hint: str) -> str:
         """A variable's name that is not used yet."""
@@ -215,9 +222,11 @@ class RowBlocks:
     def new_axis(self, extent: int, block: int) -> Axis:
         """One more axis of an extent; tiled over programs where a block does not hold it."""
         pool = self.axes.setdefault(extent, [])
-        name = f"{_AXIS_LETTERS[len(pool)]}{extent}"
+        letter = _AXIS_LETTERS[len(pool) % len(_AXIS_LETTERS)] * (1 + len(pool) // len(_AXIS_LETTERS))
+        name = f"{letter}{extent}"
         self._used.add(name)
         pool.append(Axis(name, extent, block, tiled=block < extent))
+        self.created.append(pool[-1])
         return pool[-1]
 
     @property
@@ -229,7 +238,7 @@ class RowBlocks:
     def positions(self) -> dict[Axis, int]:
         """The place of every axis among a block's dimensions; two that meet in no block may share one. Rows are 0."""
         places: dict[Axis, int] = {}
-        for axis in sorted(self.neighbours, key=lambda axis: (axis.name[1:].zfill(9), axis.name), reverse=True):
+        for axis in (axis for axis in self.created if axis in self.neighbours):
             taken = {places[other] for other in self.neighbours[axis] if other in places}
             places[axis] = next(place for place in range(1, len(places) + 2) if place not in taken)
         return places

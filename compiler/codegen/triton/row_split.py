@@ -37,7 +37,7 @@ LIMIT = 8192
 # The largest block at all: of a sum over one row, which nothing can make smaller.
 LARGEST = 65536
 MOST_ROWS = 16
-# Statements that may be there twice before the value that they compute goes through memory instead.
+# Statements that may be there twice, large ones counting more, before their value goes through memory instead.
 _REPEATED = 24
 # Sums come last: an addition may be the end of a sum.
 _EMITTERS = {**ARITHMETIC, **VIEWS, **MOVES, **SUMS}
