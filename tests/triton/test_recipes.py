@@ -250,6 +250,12 @@ CASES: dict[str, Case] = {
         [ROW],
         {"groups": 2, "quantize": 0},
     ),
+    "linears_in_parts": lambda: (
+        "linears",
+        [Given(rows_of(512).repeat(1, 3).contiguous()), *fp8_weight(64, 1536, 1)],
+        [ROW],
+        {"groups": 1, "quantize": 0},
+    ),
     "linear_bf16": lambda: (
         "linear_bf16",
         [Given(rows_of(96)), Given(normal(40, 96).bfloat16(), weight=True)],
@@ -359,6 +365,13 @@ def test_index_in_tiles_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         program = op(kernel, operands, results, attrs, few=False)
         assert [launch.kernel.startswith("index") for launch in program.launches].count(True) == 4
         assert program.buffers["0.scores"].shape[0] == "min(4, T)"
+
+
+def test_products_in_parts() -> None:
+    """A product in three parts leaves their sums to another launch; one of many rows does not."""
+    kernel, operands, results, attrs = CASES["linears_in_parts"]()
+    names = [[launch.kernel for launch in op(kernel, operands, results, attrs, few).launches] for few in (True, False)]
+    assert names == [["gemm_fp8_parts", "sum_parts"], ["gemm_fp8_tiled"]]
 
 
 def test_op_without_a_recipe() -> None:

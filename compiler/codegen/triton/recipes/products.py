@@ -14,6 +14,8 @@ __all__ = ["RECIPES"]
 
 _PART_INPUTS = 512  # inputs of a product that one of its parts takes at least
 _MOST_PARTS = 8
+_PROGRAMS = 512  # of a product, which fill every GPU
+_TILE_OUTPUTS = 64  # outputs of a program
 _ALIGNED = 16  # what the sizes that a kernel may count on are divisible by
 
 
@@ -64,7 +66,7 @@ def product_of(
     result: str,
     element: str = "bf16",
 ) -> None:
-    """One product; with few rows in parts of its inputs, which are then added.
+    """One product; with few rows, and fewer outputs than fill a GPU, in parts of its inputs, which are then added.
 
     Args:
         role: of the scratch. x: rows of groups * inputs. result: its memory. element: of it, "bf16" or "fp32".
@@ -74,16 +76,24 @@ def product_of(
     wide = "_fp32" if element == "fp32" else ""
     given: dict[str, Argument] = {"x_ptr": x, "w_ptr": weight.weight, "scale_ptr": weight.scale}
     given |= {"n_rows": rows, "n_inputs": weight.inputs, "n_outputs": weight.outputs}
-    if not build.few:
-        kernel = gemm.gemm(f"{name}{wide}_tiled", form, groups, weight.group_outputs, result=element)
+    n_parts = _parts(weight) if build.few else 1
+    if n_parts == 1:
+        full = f"{name}{wide}_{'skinny' if build.few else 'tiled'}"
+        cut = (groups, weight.group_outputs, build.few)
+        kernel = gemm.gemm(full, form, *cut, result=element, whole=True)
         build.launch(_any_outputs(kernel, weight), **given, y_ptr=result, n_parts=1)
         return
-    n_parts = max(1, min(_MOST_PARTS, weight.inputs // _PART_INPUTS))
     parts = build.scratch(op, role, "f32", n_parts, rows, weight.outputs)
-    kernel = gemm.gemm(f"{name}_skinny", form, groups, weight.group_outputs, skinny=True)
+    kernel = gemm.gemm(f"{name}_parts", form, groups, weight.group_outputs, skinny=True)
     build.launch(_any_outputs(kernel, weight), **given, y_ptr=parts, n_parts=n_parts)
     adding = _any_outputs(gemm.sum_parts(f"sum_parts{wide}", element), weight)
     build.launch(adding, parts_ptr=parts, y_ptr=result, n_values=product(rows, weight.outputs), n_parts=n_parts)
+
+
+def _parts(weight: _Weight) -> int:
+    """Parts of the inputs: as many as the programs of all outputs leave room for, each with enough to do."""
+    programs = -(-weight.outputs // _TILE_OUTPUTS)
+    return max(1, min(_MOST_PARTS, weight.inputs // _PART_INPUTS, _PROGRAMS // programs))
 
 
 def _any_outputs(kernel: Kernel, weight: _Weight) -> Kernel:
