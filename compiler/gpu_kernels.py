@@ -12,6 +12,7 @@ from dsv41c.compiler.codegen.triton.aot import Compiled
 from dsv41c.compiler.codegen.triton.configs import Configs, with_config
 from dsv41c.compiler.codegen.triton.families import Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
+from dsv41c.errors import CompileError
 from dsv41c.runtime.plan_format import GpuKernel, KernelEntry
 
 __all__ = ["GpuKernels", "compile_for_gpus", "entry_of"]
@@ -61,6 +62,11 @@ def compile_for_gpus(
 
 def entry_of(kernel: Kernel, is_tuned: bool, target: GpuTarget, compiled: Compiled) -> KernelEntry:
     """The entry of a compiled kernel; `is_tuned` says that its first tile is a tuned one."""
+    if compiled.scratch_bytes:
+        raise CompileError(
+            f"kernel {kernel.name!r} for {target.name} needs {compiled.scratch_bytes} bytes of global scratch, which the "
+            "runtime does not give; leave out what makes Triton ask for it (descriptors made on the device)"
+        )
     tile = kernel.tiles[compiled.tile]
     chosen = _chosen(kernel, is_tuned, target, compiled.tile)
     stem = f"kernels/{target.name.replace(':', '_')}/{kernel.name}"
