@@ -64,8 +64,8 @@ def entry_of(kernel: Kernel, is_tuned: bool, target: GpuTarget, compiled: Compil
     """The entry of a compiled kernel; `is_tuned` says that its first tile is a tuned one."""
     if compiled.scratch_bytes:
         raise CompileError(
-            f"kernel {kernel.name!r} for {target.name} needs {compiled.scratch_bytes} bytes of global scratch, which the "
-            "runtime does not give; leave out what makes Triton ask for it (descriptors made on the device)"
+            f"kernel {kernel.name!r} for {target.name} needs {compiled.scratch_bytes} bytes of global scratch, which "
+            "the runtime does not give; leave out what makes Triton ask for it (descriptors made on the device)"
         )
     tile = kernel.tiles[compiled.tile]
     chosen = _chosen(kernel, is_tuned, target, compiled.tile)
