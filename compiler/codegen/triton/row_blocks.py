@@ -114,6 +114,12 @@ class RowBlocks:
         names: of all values. buffers: what lies in memory: arguments, and values that other kernels have stored.
         rows: the axis of rows. limit: elements of a block, rows not counted.
         emitters: by op name.
+        lines: the statements. pointers, sizes, helpers: what they use: buffers with their Triton types, symbols, and
+            functions of hand-kept modules.
+        axes: by extent. created: all of them in order. neighbours: those that an axis meets in a block.
+        work: statements, large ones counting more. costs: of a value, the work of each time that it was computed.
+        reductions: those inside of which something is being computed, the innermost last.
+        largest: elements of the largest block.
     """
 
     names: Mapping[SSAValue, str]
@@ -161,7 +167,7 @@ class RowBlocks:
     ) -> Block:
         """Adds `name = text` for a value that varies over its operands' axes; a step on the way has its own name."""
         axes = frozenset[Axis]().union(*(operand.axes for operand in operands))
-        self._occupy(axes, value)
+        self.touch(axes, value)
         variable = self.fresh(name or self.names[value])
         type_ = tensor_type(value)
         comment = element if name else f"{type_.element} [{', '.join(map(str, type_.dims))}]"
@@ -277,10 +283,11 @@ class RowBlocks:
         return buffer.pointer
 
     def touch(self, axes: frozenset[Axis], value: SSAValue) -> None:
-        """Notes that a block over these axes exists."""
-        self._occupy(axes, value)
+        """Notes that a block over these axes exists, for a value.
 
-    def _occupy(self, axes: frozenset[Axis], value: SSAValue) -> None:
+        Raises:
+            TooLarge: it has more elements than the limit.
+        """
         own = axes - {self.rows}
         elements = math.prod(axis.block for axis in own)
         if elements > self.limit:
