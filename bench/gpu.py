@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import time
@@ -33,22 +32,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dsv41c.compiler.codegen.triton.trials import Arguments, Trial, trials_of
+from dsv41c.compiler.codegen.triton.timing import Launcher, replayed, spread
+from dsv41c.compiler.codegen.triton.trials import Trial, trials_of
 from dsv41c.errors import PlanError
 from dsv41c.runtime.cuda_driver import CudaDriver
 from dsv41c.runtime.executor_cuda import CudaExecutor, load_kernel
-from dsv41c.runtime.launch_args import PackedArguments, grid_of
 from dsv41c.runtime.plan import Plan
-from dsv41c.runtime.plan_format import GpuKernel, KernelEntry
+from dsv41c.runtime.plan_format import KernelEntry
 
-L2_BYTES = 64 << 20  # no GPU that this was written for has more
-MOST_COPIES = 64
-REPLAYS = 15
 _COPY_BYTES = 2 << 30
 _MATRIX = 8192
 # Sums in another order, rounded once; relative L2 of a value. What is not a float must be equal.
 STEP_BOUND = 2.0**-8
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -82,22 +77,11 @@ class Timing:
         return self.floor_us / self.median_us
 
 
-def timing(kernel: str, trial: Trial, microseconds: Sequence[float], ceilings: Ceilings) -> Timing:
+def timing(kernel: str, trial: Trial, microseconds: list[float], ceilings: Ceilings) -> Timing:
     """The summary of a trial's replays."""
     low, high = spread(microseconds)
     floor = ceilings.floor_us(trial.bytes, trial.flops)
     return Timing(kernel, trial.label, statistics.median(microseconds), low, high, floor, trial.bytes, trial.flops)
-
-
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """The 10th and the 90th percentile."""
-    ordered = sorted(values)
-    return ordered[round(0.1 * (len(ordered) - 1))], ordered[round(0.9 * (len(ordered) - 1))]
-
-
-def copies_of(trial: Trial) -> int:
-    """How many copies of a trial's inputs go through more than the L2 cache holds."""
-    return max(2, min(MOST_COPIES, math.ceil(2 * L2_BYTES / max(1, trial.bytes))))
 
 
 def report(results: dict[str, Any]) -> str:
@@ -132,69 +116,18 @@ def report(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-class Launcher:
-    """Launches a kernel's trials by its record."""
-
-    def __init__(self, driver: CudaDriver, plan: Plan, entry: KernelEntry) -> None:
-        assert entry.gpu is not None
-        self.entry, self.gpu, self._driver = entry, entry.gpu, driver
-        self._function, self.file = load_kernel(driver, plan.path, entry)
-        self._held: list[PackedArguments] = []
-
-    def launch(self, arguments: Arguments, sizes: dict[str, int]) -> None:
-        """One launch; its arguments stay in memory as long as this object, since a graph reads them again."""
-        values = [one.data_ptr() if isinstance(one, Tensor) else one for one in self._ordered(arguments, self.gpu)]
-        grid = grid_of(self.entry.name, self.gpu, values, sizes)
-        packed = PackedArguments(self.entry.name, self.gpu, values)
-        self._held.append(packed)
-        if grid is not None:
-            threads = self.gpu.warps * WARP
-            self._driver.launch(self._function, grid, threads, self.gpu.shared_bytes, packed.address)
-
-    @staticmethod
-    def _ordered(arguments: Arguments, gpu: GpuKernel) -> list[Any]:
-        return [arguments[name] for name in gpu.arguments]
-
-
-def checked(launcher: Launcher, trial: Trial, driver: CudaDriver) -> list[dict[str, Any]]:
+def checked(launcher: Launcher, trial: Trial) -> list[dict[str, Any]]:
     """A small trial's outputs against its reference."""
-    launcher.launch(trial.arguments, trial.sizes)
-    driver.synchronize()
-    name = launcher.entry.name
     return [
         {
-            "kernel": name,
+            "kernel": launcher.name,
             "label": f"{trial.label}: {output}",
             "error": error,
             "bound": trial.relative,
             "holds": error <= trial.relative,
         }
-        for output, error in trial.errors().items()
+        for output, error in launcher.errors(trial).items()
     ]
-
-
-def timed(launcher: Launcher, trial: Trial, driver: CudaDriver) -> list[float]:
-    """Microseconds of one launch in each replay of a graph over copies of the inputs."""
-    copies = trial.copies(copies_of(trial))
-    torch.cuda.synchronize()
-    launcher.launch(copies[0], trial.sizes)
-    driver.synchronize()
-    driver.begin_capture()
-    for arguments in copies:
-        launcher.launch(arguments, trial.sizes)
-    graph = driver.end_capture()
-    return [one / len(copies) for one in replayed(driver, graph)]
-
-
-def replayed(driver: CudaDriver, graph: Any) -> list[float]:
-    """Microseconds of each replay, after two that do not count."""
-    marks = []
-    for _ in range(REPLAYS + 2):
-        start = driver.event()
-        driver.replay(graph)
-        marks.append((start, driver.event()))
-    driver.synchronize()
-    return [1e3 * driver.elapsed_ms(start, end) for start, end in marks[2:]]
 
 
 def measured_ceilings() -> Ceilings:
@@ -332,15 +265,14 @@ def main(arguments: Sequence[str]) -> int:
 def try_kernel(driver: CudaDriver, plan: Plan, entry: KernelEntry, ceilings: Ceilings, results: dict[str, Any]) -> None:
     """All trials of a kernel, into the results."""
     assert entry.gpu is not None
-    launcher = Launcher(driver, plan, entry)
-    results["loaded_from"][entry.name] = launcher.file
+    function, results["loaded_from"][entry.name] = load_kernel(driver, plan.path, entry)
+    launcher = Launcher(driver, entry.name, entry.gpu, function)
     found = 0
     for trial in trials_of(str(entry.function), entry.gpu, "cuda", timing=False):
-        torch.cuda.synchronize()
-        results["checks"] += checked(launcher, trial, driver)
+        results["checks"] += checked(launcher, trial)
         found += 1
     for trial in trials_of(str(entry.function), entry.gpu, "cuda", timing=True):
-        results["timings"].append(asdict(timing(entry.name, trial, timed(launcher, trial, driver), ceilings)))
+        results["timings"].append(asdict(timing(entry.name, trial, launcher.microseconds(trial), ceilings)))
         found += 1
     if not found:
         results["untried"].append(entry.name)

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import dsv41c
+from dsv41c.compiler.codegen.triton.timing import REPLAYS, Launcher, copies_of, replayed
 from dsv41c.compiler.codegen.triton.trials import Trial, trials_of
 from dsv41c.runtime.device_checks import kernels_for
-from dsv41c.runtime.executor_cuda import CudaExecutor
+from dsv41c.runtime.executor_cuda import CudaExecutor, load_kernel
 from dsv41c.runtime.plan import Plan
 
 SCRIPT = Path(dsv41c.__file__).parent / "bench" / "gpu.py"
@@ -63,11 +64,11 @@ def test_floors(gpu: ModuleType) -> None:
     assert made.share == pytest.approx(4 / 7)
 
 
-def test_copies_go_beyond_the_l2_cache(gpu: ModuleType) -> None:
+def test_copies_go_beyond_the_l2_cache() -> None:
     def trial(size: int) -> Trial:
         return Trial("here", {"x": torch.arange(size), "rows": torch.arange(9)}, {}, (), size, redrawn=("rows",))
 
-    assert [gpu.copies_of(trial(size)) for size in (1, 64 << 20, 1 << 30)] == [64, 2, 2]
+    assert [copies_of(trial(size)) for size in (1, 64 << 20, 1 << 30)] == [64, 2, 2]
     first, second = trial(8).copies(2)
     assert isinstance(first["x"], Tensor)
     assert isinstance(second["x"], Tensor)
@@ -118,7 +119,8 @@ def test_a_kernels_trial_over_the_hosts_memory(gpu: ModuleType, gpu_plan: Path) 
     for one in trial.arguments.values():
         if isinstance(one, Tensor):
             driver.allocations[one.data_ptr()] = one.view(torch.uint8).flatten()
-    (found,) = gpu.checked(gpu.Launcher(driver, plan, entry), trial, driver)
+    function, _ = load_kernel(driver, plan.path, entry)
+    (found,) = gpu.checked(Launcher(driver, entry.name, entry.gpu, function), trial)
     assert found == {
         "kernel": "store_tail",
         "label": f"7 x {WIDTH}: cache_ptr",
@@ -127,7 +129,7 @@ def test_a_kernels_trial_over_the_hosts_memory(gpu: ModuleType, gpu_plan: Path) 
         "holds": True,
     }
     assert driver.launched[0][0] == STORE.function
-    assert len(gpu.replayed(driver, [])) == gpu.REPLAYS
+    assert len(replayed(driver, [])) == REPLAYS
 
 
 def test_a_step_over_the_hosts_memory(gpu: ModuleType, gpu_plan: Path, tmp_path: Path) -> None:

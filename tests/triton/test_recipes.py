@@ -1,7 +1,9 @@
 """One op of each kind through its recipe, replayed on planned memory, against the op's reference."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from torch import Tensor
 from xdsl.dialects.builtin import UnitAttr
 
 from dsv41c.compiler.codegen.triton.device_program import device_program
-from dsv41c.compiler.codegen.triton.recipes import index
+from dsv41c.compiler.codegen.triton.recipes import RECIPES, index
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import FunctionBuilder, module_of
 from dsv41c.ir.interpreter import Interpreter
@@ -372,6 +374,13 @@ def test_products_in_parts() -> None:
     kernel, operands, results, attrs = CASES["linears_in_parts"]()
     names = [[launch.kernel for launch in op(kernel, operands, results, attrs, few).launches] for few in (True, False)]
     assert names == [["gemm_fp8_parts", "sum_parts"], ["gemm_fp8_tiled"]]
+
+
+def test_every_recipe_is_documented_and_run() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu-programs.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(RECIPES)
+    assert {case()[0] for case in CASES.values()} == set(RECIPES)
 
 
 def test_op_without_a_recipe() -> None:

@@ -15,6 +15,8 @@ from xdsl.dialects.func import FuncOp
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
 from dsv41c.compiler.codegen.triton import aot
 from dsv41c.compiler.codegen.triton.families import Kernel
+from dsv41c.compiler.codegen.triton.index_math import Axis, Index
+from dsv41c.compiler.codegen.triton.row_blocks import RowBlocks
 from dsv41c.compiler.codegen.triton.row_programs import RowProgram, row_program
 from dsv41c.compiler.codegen.triton.targets import parse_target
 from dsv41c.errors import CompileError
@@ -130,6 +132,17 @@ def test_arguments() -> None:
     assert Kernel.from_json(kernel.to_json()) == kernel
 
 
+def test_offsets_beyond_32_bits() -> None:
+    """In a large table, and where a size that only a launch knows is multiplied."""
+    rows, column = Axis("row", "T", 16), Index.of(Axis("i64", 64, 64))
+    blocks = RowBlocks({}, {}, rows, 8192, {})
+    assert blocks.offset([column, Index(3)], (3_000_000, 1024), None) == "(i64).to(tl.int64) * 1024 + 3"
+    assert blocks.offset([column, column], (3_000, 1024), None) == "1025 * i64"
+    assert blocks.offset([column, column], (64, "P"), None) == "(i64).to(tl.int64) * P + i64"
+    assert blocks.bounds_check(column.plus(1), "768*N", None) == ["i64 + 1 < 768 * N.to(tl.int64)"]
+    assert blocks.sizes == {"N", "P"}
+
+
 def changed(name: str, change: Callable[[str], str]) -> FuncOp:
     text = (golden_sources.REGIONS / f"{name}.mlir").read_text()
     return functions(parse_module(change(text)))[name]
@@ -140,6 +153,8 @@ def changed(name: str, change: Callable[[str], str]) -> FuncOp:
     [
         ("norm", "torch.aten.square", "torch.aten.erfinv", r"erfinv: row programs do not have this op"),
         ("window_rows", "float 448.0", "float 449.0", r"to\.dtype: what is cast is not clamped to \+-448"),
+        ("entry_slots", "[T, 8]", "[B*P, 8]", r"to\.dtype: it has B\*P rows"),
+        ("entry_slots", "[T, 8]", "[T, P]", r"to\.dtype: two sizes of a result are not known"),
         ("norm", "24]", "99999]", r"\S+: a row of it takes a block of 131072 elements, at most 65536"),
     ],
 )

@@ -70,6 +70,7 @@ def cast(blocks: RowBlocks, value: SSAValue, block: Block, element: str, name: s
 
 
 def number_text(number: float) -> str:
+    """A number in Python."""
     if isinstance(number, float) and number in (float("inf"), float("-inf")):
         return f'float("{number}")'
     return repr(number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +49,8 @@ TRITON_TYPES = {
     "i1": "tl.int1",
 }
 FP8_HELPERS = frozenset({"decode_e4m3", "encode_e4m3"})
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+_PRODUCT = re.compile(r"\w+(\*\w+)*")
 _AXIS_LETTERS = "ijklmnuvw"
 _BIG = 2**31
 # A statement counts as one for so many elements.
@@ -111,6 +114,12 @@ class RowBlocks:
         names: of all values. buffers: what lies in memory: arguments, and values that other kernels have stored.
         rows: the axis of rows. limit: elements of a block, rows not counted.
         emitters: by op name.
+        lines: the statements. pointers, sizes, helpers: what they use: buffers with their Triton types, symbols, and
+            functions of hand-kept modules.
+        axes: by extent. created: all of them in order. neighbours: those that an axis meets in a block.
+        work: statements, large ones counting more. costs: of a value, the work of each time that it was computed.
+        reductions: those inside of which something is being computed, the innermost last.
+        largest: elements of the largest block.
     """
 
     names: Mapping[SSAValue, str]
@@ -158,7 +167,7 @@ class RowBlocks:
     ) -> Block:
         """Adds `name = text` for a value that varies over its operands' axes; a step on the way has its own name."""
         axes = frozenset[Axis]().union(*(operand.axes for operand in operands))
-        self._occupy(axes, value)
+        self.touch(axes, value)
         variable = self.fresh(name or self.names[value])
         type_ = tensor_type(value)
         comment = element if name else f"{type_.element} [{', '.join(map(str, type_.dims))}]"
@@ -203,13 +212,13 @@ class RowBlocks:
         assert isinstance(owner, Operation)
         return [self.integer(owner, item) for item in range(len(list_items(op, place)))]
 
-    def size(self, dim: Dim, op: Operation) -> str:
-        """A size's text; its symbols become arguments."""
+    def size(self, dim: Dim, op: Operation | None = None) -> str:
+        """A size's text; its symbols become arguments, and products of them are 64 bits wide."""
         text = str(dim)
-        if "floordiv" in text or "mod" in text or "(" in text:
+        if op is not None and not _PRODUCT.fullmatch(text):
             raise refused(op, f"size {text} is no product of symbols")
         self.sizes |= symbols_of(dim)
-        return text
+        return text if text.isidentifier() else _SYMBOL.sub(r"\g<0>.to(tl.int64)", text).replace("*", " * ")
 
     def axis(self, extent: int, taken: frozenset[Axis]) -> Axis:
         """An axis of an extent that is not among `taken`: the first there is, so that users of a value share one."""
@@ -250,25 +259,21 @@ class RowBlocks:
         checks = [f"{text} >= 0"] if low is None or low < 0 else []
         if isinstance(dim, int):
             return checks + ([f"{text} < {dim}"] if high is None or high >= dim else [])
-        limit = self.size(dim, op) if op is not None else str(dim)
-        self.sizes |= symbols_of(dim)
-        return [*checks, f"{text} < {limit}"]
+        return [*checks, f"{text} < {self.size(dim, op)}"]
 
     def offset(self, index: Sequence[Index], dims: Sequence[Dim], op: Operation | None) -> str:
         """The element's number in a tensor that lies in one piece."""
         known, parts = Index(), []
-        for own, stride in zip(index, strides_of(dims), strict=True):
-            if isinstance(stride, int):
-                known = known.plus(own.times(stride))
-            elif own != Index():
-                self.sizes |= symbols_of(stride)
-                parts.append(f"({own.text()}) * ({stride})")
         total = product(dims)
-        if isinstance(total, int) and total >= _BIG and known.terms:
-            first = index[0].text()
-            rest = self.offset([Index(), *index[1:]], dims, op)
-            return f"({first} + tl.zeros((1,), tl.int64)) * {strides_of(dims)[0]} + {rest}"
-        return " + ".join([*parts, known.text()]) if known != Index() or not parts else " + ".join(parts)
+        is_big = isinstance(total, int) and total >= _BIG
+        for own, stride in zip(index, strides_of(dims), strict=True):
+            if own.terms and (is_big or not isinstance(stride, int)):
+                parts.append(f"({own.text()}).to(tl.int64) * {self.size(stride, op)}")
+            elif isinstance(stride, int):
+                known = known.plus(own.times(stride))
+            elif own.offset:
+                parts.append(f"{own.offset} * {self.size(stride, op)}")
+        return " + ".join([*parts, known.text()] if known != Index() or not parts else parts)
 
     def pointer(self, buffer: Buffer) -> str:
         """Marks a buffer as used and gives its argument."""
@@ -278,10 +283,11 @@ class RowBlocks:
         return buffer.pointer
 
     def touch(self, axes: frozenset[Axis], value: SSAValue) -> None:
-        """Notes that a block over these axes exists."""
-        self._occupy(axes, value)
+        """Notes that a block over these axes exists, for a value.
 
-    def _occupy(self, axes: frozenset[Axis], value: SSAValue) -> None:
+        Raises:
+            TooLarge: it has more elements than the limit.
+        """
         own = axes - {self.rows}
         elements = math.prod(axis.block for axis in own)
         if elements > self.limit:

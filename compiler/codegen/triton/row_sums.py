@@ -205,7 +205,7 @@ def _ordered_sum(op: Operation) -> tuple[SSAValue, int] | None:
     found: tuple[SSAValue, int] | None = None
     while op.name == "torch.aten.add.Tensor":
         step = _selected(op.operands[1])
-        if step is None or (found is not None and step[:2] != found):
+        if step is None or (found is not None and step[:2] != found) or constant_of(op.operands[2]) != 1:
             return None
         found = step[:2]
         places.append(step[2])
