@@ -47,7 +47,8 @@ class Server:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "dsv41c.compiler.cli", "serve", str(plan), "--port", str(port)]
-        self.process = subprocess.Popen([*command, "--model", MODEL, *OPTIONS], stderr=subprocess.DEVNULL)
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen([*command, "--model", MODEL, *OPTIONS], stdout=quiet, stderr=quiet)
         self.url = f"http://127.0.0.1:{port}"
         end = time.monotonic() + 120
         while not self.is_healthy():
