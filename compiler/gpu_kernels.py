@@ -12,9 +12,10 @@ from dsv41c.compiler.codegen.triton.aot import Compiled
 from dsv41c.compiler.codegen.triton.configs import Configs, with_config
 from dsv41c.compiler.codegen.triton.families import Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
+from dsv41c.errors import CompileError
 from dsv41c.runtime.plan_format import GpuKernel, KernelEntry
 
-__all__ = ["GpuKernels", "compile_for_gpus"]
+__all__ = ["GpuKernels", "compile_for_gpus", "entry_of"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def compile_for_gpus(
     compiled = aot.compile_kernels([(kernel, target) for kernel, _, target in jobs], kernel_cache, workers, progress)
     entries, files = [], {}
     for (kernel, is_tuned, target), binary in zip(jobs, compiled, strict=True):
-        entry = _entry(kernel, is_tuned, target, binary)
+        entry = entry_of(kernel, is_tuned, target, binary)
         assert entry.gpu is not None
         entries.append(entry)
         files[str(entry.file)] = binary.binary
@@ -59,7 +60,13 @@ def compile_for_gpus(
     return GpuKernels(tuple(entries), files)
 
 
-def _entry(kernel: Kernel, is_tuned: bool, target: GpuTarget, compiled: Compiled) -> KernelEntry:
+def entry_of(kernel: Kernel, is_tuned: bool, target: GpuTarget, compiled: Compiled) -> KernelEntry:
+    """The entry of a compiled kernel; `is_tuned` says that its first tile is a tuned one."""
+    if compiled.scratch_bytes:
+        raise CompileError(
+            f"kernel {kernel.name!r} for {target.name} needs {compiled.scratch_bytes} bytes of global scratch, which "
+            "the runtime does not give; leave out what makes Triton ask for it (descriptors made on the device)"
+        )
     tile = kernel.tiles[compiled.tile]
     chosen = _chosen(kernel, is_tuned, target, compiled.tile)
     stem = f"kernels/{target.name.replace(':', '_')}/{kernel.name}"

@@ -104,7 +104,7 @@ class CudaDriver:
         )
         self.target = f"cuda:sm_{major}{minor}"
         name = self._do("cuDeviceGetName", _NAME_BYTES, self._device)
-        self.description = {
+        self.description: Mapping[str, Any] = {
             "device": name.split(b"\0")[0].decode(),
             "driver": self._do("cuDriverGetVersion"),
             "memory_bytes": self._do("cuDeviceTotalMem", self._device),

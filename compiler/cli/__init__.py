@@ -22,6 +22,7 @@ VERBS = {
     "serve": "Answer OpenAI's completions over HTTP from a plan.",
     "inspect": "Show what a plan holds.",
     "opt": "Run passes on a program's text.",
+    "bench": "Tune kernels on this machine's GPU.",
     "doctor": "Say what this machine can compile and run.",
 }
 

@@ -200,6 +200,19 @@ def test_a_call_runs_as_on_a_gpu(rows: int, plan: Plan, executor: CudaExecutor) 
     assert driver.launched[1] == ("store_plain_kernel", (-(-bucket // 2), 1, 1), 2 * 32)
 
 
+def test_block_tables_have_few_widths(executor: CudaExecutor) -> None:
+    """A graph is for one width: powers of two, and the plan's widest."""
+    widths = []
+    for used in (1, 3, 5, 8, 9, 12):
+        given = {"positions": torch.arange(3), "pages": torch.ones(3, used, dtype=torch.int64)}
+        pages = executor._padded(given, PROGRAM.buckets[1])["pages"]
+        assert pages[:3, :used].all()
+        assert not pages[3:].any()
+        assert not pages[:, used:].any()
+        widths.append(tuple(pages.shape))
+    assert widths == [(4, 1), (4, 4), (4, 8), (4, 8), (4, 12), (4, 12)]
+
+
 def test_launch_by_launch(plan: Plan, executor: CudaExecutor) -> None:
     """Behind each launch its result is there, and what is written over it is what the next one reads."""
     frequencies = load_file(plan.path / "constants.safetensors")["frequencies"]

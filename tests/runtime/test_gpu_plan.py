@@ -13,9 +13,11 @@ from hand_made import CHECKPOINT, write_plan
 
 from dsv41c.compiler import driver
 from dsv41c.compiler.cli import cli
+from dsv41c.compiler.codegen.triton.aot import Compiled
 from dsv41c.compiler.codegen.triton.configs import Config, Configs, read_configs, with_config, write_configs
 from dsv41c.compiler.codegen.triton.families import Tile
 from dsv41c.compiler.codegen.triton.targets import parse_target
+from dsv41c.compiler.gpu_kernels import entry_of
 from dsv41c.errors import CompileError, PlanError
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import DeviceBuffer, DeviceLaunch, KernelEntry, LaunchList, encode_launches
@@ -164,6 +166,13 @@ def launch(kernel: str, *args: int | float | str | None, **sizes: int | str) -> 
 def test_a_program_that_fits_no_kernel(program: dict[str, object], message: str, changed: Callable[..., Path]) -> None:
     with pytest.raises(PlanError, match=message):
         Plan.load(changed(program), target=None)
+
+
+def test_a_kernel_that_asks_for_scratch() -> None:
+    """The runtime passes null for Triton's scratch pointers."""
+    compiled = Compiled("k", TARGETS[0], 0, "k", 4, 16, 0, 0, 0, 512, 32, [], b"", "", [])
+    with pytest.raises(CompileError, match="'store_tail' for cuda:sm_80 needs 512 bytes of global scratch"):
+        entry_of(STORE, False, parse_target(TARGETS[0]), compiled)
 
 
 def test_configs_are_for_a_target_and_fill_the_tiles_holes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dsv41c.compiler.codegen.triton.families import Kernel
 from dsv41c.ir.interpreter import WeightSource
 from dsv41c.runtime.expressions import size_value
-from dsv41c.runtime.plan_format import ELEMENT_TYPES, Bucket, DeviceProgram
+from dsv41c.runtime.plan_format import ELEMENT_TYPES, Bucket, DeviceBuffer, DeviceProgram
 
 POISON = 0x7F
 _POINTERS = {
@@ -61,6 +61,7 @@ class DryExecutor:
         self._sizes = self._bound(inputs)
         bucket = next(one for one in self.program.buckets if one.rows >= self._sizes["T"])
         self._buffers = self._placed(bucket) | {f"%{name}": tensor for name, tensor in inputs.items()}
+        self._buffers |= {f"%{name}": self._part(one) for name, one in self.program.buffers.items() if one.of}
         for place, launch in enumerate(self.program.launches):
             kernel = self.kernels[launch.kernel]
             given = {
@@ -91,13 +92,20 @@ class DryExecutor:
         pool = pool[-pool.data_ptr() % 16 :][: bucket.arena]
         found = {}
         for name, offset in bucket.offsets.items():
-            buffer = self.program.buffers[name.removeprefix("%")]
-            shape = [size_value(size, self._sizes) for size in buffer.shape]
-            dtype = ELEMENT_TYPES[buffer.dtype]
-            length = torch.Size(shape).numel() * dtype.itemsize
-            assert offset + length <= bucket.arena, (name, offset, length, bucket.arena)
-            found[name] = pool[offset : offset + length].view(dtype).view(shape)
+            found[name] = self._view(self.program.buffers[name.removeprefix("%")], pool, offset)
         return found
+
+    def _part(self, buffer: DeviceBuffer) -> Tensor:
+        """A buffer that lies in another one, in an input or in a cache."""
+        whole = self._memory(str(buffer.of)).flatten().view(torch.uint8)
+        return self._view(buffer, whole, size_value(buffer.offset, self._sizes))
+
+    def _view(self, buffer: DeviceBuffer, memory: Tensor, offset: int) -> Tensor:
+        shape = [size_value(size, self._sizes) for size in buffer.shape]
+        dtype = ELEMENT_TYPES[buffer.dtype]
+        length = torch.Size(shape).numel() * dtype.itemsize
+        assert offset + length <= memory.numel(), (buffer, offset, memory.numel())
+        return memory[offset : offset + length].view(dtype).view(shape)
 
     def _argument(self, arg: Any, kind: str) -> Any:
         if not kind.startswith("*"):

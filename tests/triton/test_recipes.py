@@ -1,7 +1,9 @@
 """One op of each kind through its recipe, replayed on planned memory, against the op's reference."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ from torch import Tensor
 from xdsl.dialects.builtin import UnitAttr
 
 from dsv41c.compiler.codegen.triton.device_program import device_program
+from dsv41c.compiler.codegen.triton.recipes import RECIPES, index
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import FunctionBuilder, module_of
 from dsv41c.ir.interpreter import Interpreter
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.models import quant
+from dsv41c.runtime.plan_format import DeviceProgram
 
 ROWS = 13
 PAGES = 6
@@ -44,8 +48,8 @@ Operands = list[Given | None]
 Results = list[tuple[tuple[int | str, ...], str] | CacheType]
 
 
-def op(kernel: str, operands: Operands, results: Results, attrs: dict[str, Any], few: bool) -> list[Tensor]:
-    """Runs one op both ways, and compares all that it makes and writes; gives the device's results."""
+def op(kernel: str, operands: Operands, results: Results, attrs: dict[str, Any], few: bool) -> DeviceProgram:
+    """Runs one op both ways, and compares all that it makes and writes; gives its program."""
     inputs = {f"a{at}": one for at, one in enumerate(operands) if one is not None and not one.weight}
     types = {name: one.cache or input_type(one.value) for name, one in inputs.items()}
     b = FunctionBuilder("step", types, RANGES)
@@ -75,7 +79,7 @@ def op(kernel: str, operands: Operands, results: Results, attrs: dict[str, Any],
         assert torch.equal(cache, want), f"{kernel} writes other bytes into {name}"
     for name, value in made_here.items():
         assert_within_bounds(kernel, value, expected[name])
-    return list(made_here.values())
+    return code.program
 
 
 def input_type(value: Tensor) -> TensorType:
@@ -248,6 +252,12 @@ CASES: dict[str, Case] = {
         [ROW],
         {"groups": 2, "quantize": 0},
     ),
+    "linears_in_parts": lambda: (
+        "linears",
+        [Given(rows_of(512).repeat(1, 3).contiguous()), *fp8_weight(64, 1536, 1)],
+        [ROW],
+        {"groups": 1, "quantize": 0},
+    ),
     "linear_bf16": lambda: (
         "linear_bf16",
         [Given(rows_of(96)), Given(normal(40, 96).bfloat16(), weight=True)],
@@ -346,6 +356,31 @@ RUNS = [*((case, False) for case in CASES), *((case, True) for case in CUT)]
 def test_op_equals_its_reference(case: str, few: bool) -> None:
     kernel, operands, results, attrs = CASES[case]()
     op(kernel, operands, results, attrs, few)
+
+
+def test_index_in_tiles_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirteen rows in tiles of four: the lists are the same, and scratch is there for one tile."""
+    monkeypatch.setattr(index, "_BUDGET", 1)
+    monkeypatch.setattr(index, "_SMALLEST_TILE", 4)
+    for case in ("index_topk", "index_pool_topk"):
+        kernel, operands, results, attrs = CASES[case]()
+        program = op(kernel, operands, results, attrs, few=False)
+        assert [launch.kernel.startswith("index") for launch in program.launches].count(True) == 4
+        assert program.buffers["0.scores"].shape[0] == "min(4, T)"
+
+
+def test_products_in_parts() -> None:
+    """A product in three parts leaves their sums to another launch; one of many rows does not."""
+    kernel, operands, results, attrs = CASES["linears_in_parts"]()
+    names = [[launch.kernel for launch in op(kernel, operands, results, attrs, few).launches] for few in (True, False)]
+    assert names == [["gemm_fp8_parts", "sum_parts"], ["gemm_fp8_tiled"]]
+
+
+def test_every_recipe_is_documented_and_run() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu-programs.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(RECIPES)
+    assert {case()[0] for case in CASES.values()} == set(RECIPES)
 
 
 def test_op_without_a_recipe() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from dsv41c.ir.dims import Dim, normalise
 from dsv41c.ir.types import CacheType, TensorType
 from dsv41c.runtime.plan_format import DeviceBuffer, DeviceLaunch
 
-__all__ = ["Argument", "DeviceBuilder", "LoweredOp", "product"]
+__all__ = ["Argument", "DeviceBuilder", "LoweredOp", "Recipe", "product"]
 
 Argument = int | float | str | None
 
@@ -85,6 +86,17 @@ class DeviceBuilder:
         self.buffers[name] = DeviceBuffer(element, shape)
         return f"%{name}"
 
+    def rows(self, name: str, type_: TensorType, start: Dim, count: Dim) -> str:
+        """Some rows of a value: `count` from `start` on, in its memory; all of them are the value itself."""
+        if (start, count) == (0, type_.dims[0]):
+            return name
+        row = math.prod(size for size in type_.dims[1:] if isinstance(size, int)) * type_.dtype.itemsize
+        part = f"{name.removeprefix('%')}.from_{len([one for one in self.buffers.values() if one.of == name])}"
+        wanted = DeviceBuffer(type_.element, (count, *type_.dims[1:]), name, product(start, row))
+        found = next((key for key, buffer in self.buffers.items() if buffer == wanted), part)
+        self.buffers[found] = wanted
+        return f"%{found}"
+
     def launch(self, kernel: Kernel, **given: Argument) -> None:
         """A launch of a kernel: all its arguments and sizes by name."""
         known = self.kernels.setdefault(kernel.name, kernel)
@@ -99,6 +111,9 @@ class DeviceBuilder:
             assert isinstance(size, int | str), f"{kernel.name}: {name} is {size}"
             sizes[name] = size
         self.launches.append(DeviceLaunch(kernel.name, args, sizes))
+
+
+Recipe = Callable[[LoweredOp, DeviceBuilder], None]
 
 
 def product(*sizes: Dim) -> Dim:

@@ -49,7 +49,7 @@ def device_program(
 
     Args:
         func: a program of launches, as `lowering.lower_for_gpu` makes them. module: it, and the regions that it runs.
-        rows: of the buckets, ascending.
+        rows: of the buckets; no call has more than the most of them.
         few: whether calls have few rows, each of another sequence; the kernels are then cut to fill a GPU all the same.
         of: the program of the plan that it computes.
         target: whom errors name.
@@ -58,7 +58,9 @@ def device_program(
     """
     check_launches(func)
     texts, regions = argument_texts(func), functions(module)
-    build, finished = DeviceBuilder(get_symbols(func), few), dict[int, LoweredOp]()
+    counts = sorted(rows)
+    build = DeviceBuilder(get_symbols(func) | {ROWS: (1, counts[-1])}, few)
+    finished: dict[int, LoweredOp] = {}
     for op in func.body.block.ops:
         if not isinstance(op, Launch):
             continue
@@ -78,7 +80,7 @@ def device_program(
         buffers=build.buffers,
         launches=tuple(build.launches),
         of=of,
-        buckets=tuple(_bucket(build, func, count, {output.value for output in outputs}) for count in rows),
+        buckets=tuple(_bucket(build, func, count, {output.value for output in outputs}) for count in counts),
     )
     return DeviceCode(program, build.kernels, finished)
 
@@ -118,7 +120,8 @@ def _bucket(build: DeviceBuilder, func: FuncOp, rows: int, kept: set[str]) -> Bu
     """The places of a program's buffers for calls of so many rows."""
     largest = largest_sizes(func)
     sequences = rows if build.few else min(largest.get("B", 1), rows)
-    sizes = {**largest, ROWS: rows, "B": sequences, "S": sequences, "R": sequences}
+    # A call may ask for the logits of all its rows.
+    sizes = {**largest, ROWS: rows, "B": sequences, "S": sequences, "R": rows}
     own = {f"%{name}": buffer for name, buffer in build.buffers.items() if buffer.of is None}
     bytes_of = {name: _bytes(buffer.shape, buffer.dtype, sizes) for name, buffer in own.items()}
     spans: dict[str, tuple[int, int]] = {}

@@ -101,13 +101,21 @@ class Index:
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
-        """The least and the largest value, None where it is not known."""
+        """The least and the largest value that the variables can give, None where it is not known."""
+        return self._range([atom.bounds for atom, _ in self.terms])
+
+    @property
+    def valid(self) -> tuple[int | None, int | None]:
+        """The same while every axis is within its extent; whatever is behind that is masked in the end."""
+        return self._range([_valid(atom) for atom, _ in self.terms])
+
+    def _range(self, ends: Sequence[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
         low: int | None = self.offset
         high: int | None = self.offset
-        for atom, factor in self.terms:
-            ends = atom.bounds if factor > 0 else atom.bounds[::-1]
-            low = None if low is None or ends[0] is None else low + factor * ends[0]
-            high = None if high is None or ends[1] is None else high + factor * ends[1]
+        for (_, factor), (first, last) in zip(self.terms, ends, strict=True):
+            least, most = (first, last) if factor > 0 else (last, first)
+            low = None if low is None or least is None else low + factor * least
+            high = None if high is None or most is None else high + factor * most
         return low, high
 
     @property
@@ -152,10 +160,10 @@ class Index:
         )
         rest = self.plus(whole.times(-1))
         quotient = Index(whole.offset // divisor, tuple((atom, factor // divisor) for atom, factor in whole.terms))
-        low, high = rest.bounds
+        low, high = rest.valid
         if low is not None and high is not None and low >= 0 and high < divisor:
             return quotient, rest
-        low, _ = self.bounds
+        low, _ = self.valid
         if low is None or low < 0:
             # Rounding towards zero: the multiples may only be split off where nothing is negative.
             return Index.of(_Quotient(self, divisor)), Index.of(_Remainder(self, divisor))
@@ -179,6 +187,10 @@ def _joined(index: Index) -> Index:
             del factors[quotient], factors[atom]
             return Index(index.offset, tuple(factors.items())).plus(atom.value.times(factor))
     return index
+
+
+def _valid(atom: _Atom) -> tuple[int | None, int | None]:
+    return (0, atom.extent - 1) if isinstance(atom, Axis) and isinstance(atom.extent, int) else atom.bounds
 
 
 def _axes(atom: _Atom) -> frozenset[Axis]:

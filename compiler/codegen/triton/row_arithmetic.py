@@ -31,8 +31,6 @@ _BINARY = {
     "bitwise_and": "{0} & {1}",
     "bitwise_or": "{0} | {1}",
     "bitwise_xor": "{0} ^ {1}",
-    "logical_and": "{0} & {1}",
-    "logical_or": "{0} | {1}",
     "__lshift__": "{0} << {1}",
     "__rshift__": "{0} >> {1}",
 }
@@ -43,32 +41,36 @@ _UNARY = {
     "neg": "-{0}",
     "square": "{0} * {0}",
     "exp": "tl.exp({0})",
-    "log": "tl.log({0})",
-    "sin": "tl.sin({0})",
-    "cos": "tl.cos({0})",
 }
 _HELPED = {"sqrt": "square_root", "rsqrt": "inverse_square_root", "sigmoid": "sigmoid"}
 
 
-def cast(blocks: RowBlocks, value: SSAValue, block: Block, element: str) -> Block:
-    """A block in another element type; numbers stay numbers."""
+def cast(blocks: RowBlocks, value: SSAValue, block: Block, element: str, name: str | None = None) -> Block:
+    """A block in another element type; numbers stay numbers.
+
+    Args:
+        value: what the cast belongs to. name: of the new block; its own name and the type for a step on the way.
+    """
     if block.element == element:
         return block
     if block.number is not None:
         number = float(block.number) if element in FLOATS else int(block.number)
         return Block(number_text(number), element, number=number)
+    if name is None:
+        name = f"{block.text}_{element}"
     if block.element == "f8E4M3FN":
-        wide = blocks.statement(value, f"{blocks.helper('decode_e4m3')}({block.text}, FP8_CASTS)", [block], "f32")
-        return cast(blocks, value, wide, element)
+        own = name if element == "f32" else f"{block.text}_f32"
+        wide = blocks.statement(value, f"{blocks.helper('decode_e4m3')}({block.text}, FP8_CASTS)", [block], "f32", own)
+        return cast(blocks, value, wide, element, name)
     if element == "f8E4M3FN":
         wide = cast(blocks, value, block, "f32")
-        return blocks.statement(value, f"{blocks.helper('encode_e4m3')}({wide.text}, FP8_CASTS)", [wide], element)
-    if element == "i1":
-        return blocks.statement(value, f"{block.text} != 0", [block], element)
-    return blocks.statement(value, f"{block.text}.to({TRITON_TYPES[element]})", [block], element)
+        return blocks.statement(value, f"{blocks.helper('encode_e4m3')}({wide.text}, FP8_CASTS)", [wide], element, name)
+    text = f"{block.text} != 0" if element == "i1" else f"{block.text}.to({TRITON_TYPES[element]})"
+    return blocks.statement(value, text, [block], element, name)
 
 
 def number_text(number: float) -> str:
+    """A number in Python."""
     if isinstance(number, float) and number in (float("inf"), float("-inf")):
         return f'float("{number}")'
     return repr(number)
@@ -81,11 +83,13 @@ def compute(
     inner = "f32" if element in ("bf16", "f16") else element
     taken = [cast(blocks, value, operand, inner) for operand in operands]
     if all(block.number is not None for block in taken):
-        first = blocks.statement(value, f"tl.full(@ONES@, {taken[0].text}, {TRITON_TYPES[inner]})", [], inner)
-        taken[0] = first
-    kept = inner if result == element else result
-    done = blocks.statement(value, template.format(*(block.text for block in taken)), taken, kept)
-    return cast(blocks, value, done, result)
+        text = f"tl.full(@ONES@, {taken[0].text}, {TRITON_TYPES[inner]})"
+        taken[0] = blocks.statement(value, text, [], inner, "number")
+    is_last = result in (inner, "i1")
+    step = None if is_last else f"{blocks.names[value]}_{inner}"
+    text = template.format(*(block.text for block in taken))
+    done = blocks.statement(value, text, taken, result if is_last else inner, step)
+    return cast(blocks, value, done, result, "")
 
 
 def operand_block(blocks: RowBlocks, op: Operation, place: int, index: tuple[Index, ...]) -> Block:
@@ -222,7 +226,7 @@ def _to_dtype(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Blo
     element = tensor_type(op.results[0]).element
     if element == "f8E4M3FN" and not _is_clamped(op.operands[0]):
         raise refused(op, f"what is cast is not clamped to +-{_E4M3_LARGEST}, beyond which casts to e4m3 differ")
-    return cast(blocks, op.results[0], blocks.value(op.operands[0], index), element)
+    return cast(blocks, op.results[0], blocks.value(op.operands[0], index), element, "")
 
 
 def _is_clamped(value: SSAValue) -> bool:
@@ -258,13 +262,9 @@ def _view_dtype(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> B
     return blocks.statement(op.results[0], text, [block], target.element)
 
 
-def _filled(number: float) -> Emitter:
-    def emit(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
-        element = tensor_type(op.results[0]).element
-        typed = float(number) if element in FLOATS else int(number)
-        return Block(number_text(typed), element, number=typed)
-
-    return emit
+def _zeros(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
+    number = 0.0 if tensor_type(op.results[0]).element in FLOATS else 0
+    return Block(number_text(number), tensor_type(op.results[0]).element, number=number)
 
 
 def _full(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
@@ -273,20 +273,19 @@ def _full(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
 
 ARITHMETIC: dict[str, Emitter] = {
     **{f"{name}.{kind}": binary(name) for name in _BINARY for kind in ("Tensor", "Scalar")},
-    **{name: binary(name) for name in ("maximum", "minimum", "logical_and", "logical_or")},
+    **{name: binary(name) for name in ("maximum", "minimum")},
     **{f"{name}.{kind}": _compare(sign) for name, sign in _COMPARISONS.items() for kind in ("Tensor", "Scalar")},
     **{name: _unary(template) for name, template in _UNARY.items()},
     **{name: _helped(helper) for name, helper in _HELPED.items()},
     **{f"remainder.{kind}": _integer_helper("remainder") for kind in ("Tensor", "Scalar")},
     **dict.fromkeys(("floor_divide", "floor_divide.Scalar"), _integer_helper("floor_divide")),
     **dict.fromkeys(("div.Tensor", "div.Scalar"), _divide),
-    **dict.fromkeys(("where.self", "where.ScalarOther", "where.ScalarSelf"), _where),
+    **dict.fromkeys(("where.self", "where.ScalarOther"), _where),
     "clamp": _clamp,
     "full_like": _full,
-    "ones_like": _filled(1),
     "reciprocal": _reciprocal,
     "softplus": _softplus,
     "to.dtype": _to_dtype,
     "view.dtype": _view_dtype,
-    "zeros_like": _filled(0),
+    "zeros_like": _zeros,
 }

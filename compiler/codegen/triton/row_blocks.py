@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,8 +49,12 @@ TRITON_TYPES = {
     "i1": "tl.int1",
 }
 FP8_HELPERS = frozenset({"decode_e4m3", "encode_e4m3"})
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+_PRODUCT = re.compile(r"\w+(\*\w+)*")
 _AXIS_LETTERS = "ijklmnuvw"
 _BIG = 2**31
+# A statement counts as one for so many elements.
+_CHEAP = 1024
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,12 @@ class RowBlocks:
         names: of all values. buffers: what lies in memory: arguments, and values that other kernels have stored.
         rows: the axis of rows. limit: elements of a block, rows not counted.
         emitters: by op name.
+        lines: the statements. pointers, sizes, helpers: what they use: buffers with their Triton types, symbols, and
+            functions of hand-kept modules.
+        axes: by extent. created: all of them in order. neighbours: those that an axis meets in a block.
+        work: statements, large ones counting more. costs: of a value, the work of each time that it was computed.
+        reductions: those inside of which something is being computed, the innermost last.
+        largest: elements of the largest block.
     """
 
     names: Mapping[SSAValue, str]
@@ -118,9 +129,11 @@ class RowBlocks:
     emitters: Mapping[str, Emitter]
     lines: list[str] = field(default_factory=list)
     axes: dict[int, list[Axis]] = field(default_factory=dict)
+    created: list[Axis] = field(default_factory=list)
     neighbours: dict[Axis, set[Axis]] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
     sizes: set[str] = field(default_factory=set)
+    work: int = 0
     costs: dict[SSAValue, list[int]] = field(default_factory=dict)
     reductions: list[Reduction] = field(default_factory=list)
     largest: int = 1
@@ -134,9 +147,9 @@ class RowBlocks:
         """The block of a value at an index, computed here unless it is there already."""
         key = (value, tuple(index))
         if key not in self._known:
-            before = len(self.lines)
+            before = self.work
             self._known[key] = self._compute(value, key[1])
-            self.costs.setdefault(value, []).append(len(self.lines) - before)
+            self.costs.setdefault(value, []).append(self.work - before)
         return self._known[key]
 
     def _compute(self, value: SSAValue, index: tuple[Index, ...]) -> Block:
@@ -149,15 +162,18 @@ class RowBlocks:
             raise refused(op, "row programs do not have this op")
         return emitter(self, op, index)
 
-    def statement(self, value: SSAValue, text: str, operands: Sequence[Block], element: str) -> Block:
-        """Adds `name = text` for a value that varies over its operands' axes."""
-        axes = frozenset().union(*(operand.axes for operand in operands))
-        self._occupy(axes, value)
-        name = self.fresh(self.names.get(value, "value"))
+    def statement(
+        self, value: SSAValue, text: str, operands: Sequence[Block], element: str, name: str | None = None
+    ) -> Block:
+        """Adds `name = text` for a value that varies over its operands' axes; a step on the way has its own name."""
+        axes = frozenset[Axis]().union(*(operand.axes for operand in operands))
+        self.touch(axes, value)
+        variable = self.fresh(name or self.names[value])
         type_ = tensor_type(value)
-        comment = f"{type_.element} [{', '.join(map(str, type_.dims))}]"
-        self.lines.append(f"{name} = {text}  # {comment}")
-        return Block(name, element, axes)
+        comment = element if name else f"{type_.element} [{', '.join(map(str, type_.dims))}]"
+        self.lines.append(f"{variable} = {text}  # {comment}")
+        self.work += 1 + math.prod(axis.block for axis in axes - {self.rows}) // _CHEAP
+        return Block(variable, element, axes)
 
     def fresh(self, hint: str) -> str:
         """A variable's name that is not used yet."""
@@ -196,13 +212,13 @@ class RowBlocks:
         assert isinstance(owner, Operation)
         return [self.integer(owner, item) for item in range(len(list_items(op, place)))]
 
-    def size(self, dim: Dim, op: Operation) -> str:
-        """A size's text; its symbols become arguments."""
+    def size(self, dim: Dim, op: Operation | None = None) -> str:
+        """A size's text; its symbols become arguments, and products of them are 64 bits wide."""
         text = str(dim)
-        if "floordiv" in text or "mod" in text or "(" in text:
+        if op is not None and not _PRODUCT.fullmatch(text):
             raise refused(op, f"size {text} is no product of symbols")
         self.sizes |= symbols_of(dim)
-        return text
+        return text if text.isidentifier() else _SYMBOL.sub(r"\g<0>.to(tl.int64)", text).replace("*", " * ")
 
     def axis(self, extent: int, taken: frozenset[Axis]) -> Axis:
         """An axis of an extent that is not among `taken`: the first there is, so that users of a value share one."""
@@ -215,9 +231,11 @@ class RowBlocks:
     def new_axis(self, extent: int, block: int) -> Axis:
         """One more axis of an extent; tiled over programs where a block does not hold it."""
         pool = self.axes.setdefault(extent, [])
-        name = f"{_AXIS_LETTERS[len(pool)]}{extent}"
+        letter = _AXIS_LETTERS[len(pool) % len(_AXIS_LETTERS)] * (1 + len(pool) // len(_AXIS_LETTERS))
+        name = f"{letter}{extent}"
         self._used.add(name)
         pool.append(Axis(name, extent, block, tiled=block < extent))
+        self.created.append(pool[-1])
         return pool[-1]
 
     @property
@@ -229,7 +247,7 @@ class RowBlocks:
     def positions(self) -> dict[Axis, int]:
         """The place of every axis among a block's dimensions; two that meet in no block may share one. Rows are 0."""
         places: dict[Axis, int] = {}
-        for axis in sorted(self.neighbours, key=lambda axis: (axis.name[1:].zfill(9), axis.name), reverse=True):
+        for axis in (axis for axis in self.created if axis in self.neighbours):
             taken = {places[other] for other in self.neighbours[axis] if other in places}
             places[axis] = next(place for place in range(1, len(places) + 2) if place not in taken)
         return places
@@ -241,25 +259,21 @@ class RowBlocks:
         checks = [f"{text} >= 0"] if low is None or low < 0 else []
         if isinstance(dim, int):
             return checks + ([f"{text} < {dim}"] if high is None or high >= dim else [])
-        limit = self.size(dim, op) if op is not None else str(dim)
-        self.sizes |= symbols_of(dim)
-        return [*checks, f"{text} < {limit}"]
+        return [*checks, f"{text} < {self.size(dim, op)}"]
 
     def offset(self, index: Sequence[Index], dims: Sequence[Dim], op: Operation | None) -> str:
         """The element's number in a tensor that lies in one piece."""
         known, parts = Index(), []
-        for own, stride in zip(index, strides_of(dims), strict=True):
-            if isinstance(stride, int):
-                known = known.plus(own.times(stride))
-            elif own != Index():
-                self.sizes |= symbols_of(stride)
-                parts.append(f"({own.text()}) * ({stride})")
         total = product(dims)
-        if isinstance(total, int) and total >= _BIG and known.terms:
-            first = index[0].text()
-            rest = self.offset([Index(), *index[1:]], dims, op)
-            return f"({first} + tl.zeros((1,), tl.int64)) * {strides_of(dims)[0]} + {rest}"
-        return " + ".join([*parts, known.text()]) if known != Index() or not parts else " + ".join(parts)
+        is_big = isinstance(total, int) and total >= _BIG
+        for own, stride in zip(index, strides_of(dims), strict=True):
+            if own.terms and (is_big or not isinstance(stride, int)):
+                parts.append(f"({own.text()}).to(tl.int64) * {self.size(stride, op)}")
+            elif isinstance(stride, int):
+                known = known.plus(own.times(stride))
+            elif own.offset:
+                parts.append(f"{own.offset} * {self.size(stride, op)}")
+        return " + ".join([*parts, known.text()] if known != Index() or not parts else parts)
 
     def pointer(self, buffer: Buffer) -> str:
         """Marks a buffer as used and gives its argument."""
@@ -269,10 +283,11 @@ class RowBlocks:
         return buffer.pointer
 
     def touch(self, axes: frozenset[Axis], value: SSAValue) -> None:
-        """Notes that a block over these axes exists."""
-        self._occupy(axes, value)
+        """Notes that a block over these axes exists, for a value.
 
-    def _occupy(self, axes: frozenset[Axis], value: SSAValue) -> None:
+        Raises:
+            TooLarge: it has more elements than the limit.
+        """
         own = axes - {self.rows}
         elements = math.prod(axis.block for axis in own)
         if elements > self.limit:

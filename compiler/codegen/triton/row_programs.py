@@ -30,7 +30,6 @@ from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
 from dsv41c.compiler.codegen.triton.row_blocks import FP8_HELPERS, Buffer, RowBlocks
 from dsv41c.compiler.codegen.triton.row_source import kernel_source
 from dsv41c.compiler.codegen.triton.row_split import LARGEST, LIMIT, MOST_ROWS, Splitting
-from dsv41c.errors import CompileError
 
 __all__ = ["FAMILY", "RowProgram", "row_program"]
 
@@ -85,8 +84,6 @@ def _kernel(function: FuncOp, place: tuple[int, int], blocks: RowBlocks, order: 
     name = region if place[1] == 1 else f"{region}_{place[0]}"
     arguments = {pointer: blocks.pointers[pointer] for pointer in order if pointer in blocks.pointers}
     rows = blocks.rows.extent
-    if isinstance(rows, str) and not rows.isidentifier():
-        raise CompileError(f"region '{region}' is no row program: it has {rows} rows, which is no single symbol")
     if isinstance(rows, str):
         blocks.sizes.add(rows)
     arguments |= dict.fromkeys(sorted(blocks.sizes), "i32")

@@ -13,7 +13,6 @@ from dsv41c.compiler.codegen.triton.row_arithmetic import ARITHMETIC
 from dsv41c.compiler.codegen.triton.row_blocks import Buffer, RowBlocks
 from dsv41c.compiler.codegen.triton.row_operands import dimension_of, list_items, op_word, refused, tensor_type
 from dsv41c.compiler.codegen.triton.row_views import RESHAPES
-from dsv41c.errors import CompileError
 from dsv41c.ir.dims import Dim
 from dsv41c.ir.types import TensorType
 
@@ -42,26 +41,39 @@ class Root:
         """The dimension of rows: the first whose size only a launch knows, else the first."""
         return next((place for place, dim in enumerate(self.dims) if not isinstance(dim, int)), 0)
 
+    @property
+    def rows(self) -> Dim:
+        """How many rows there are."""
+        return self.dims[self.row] if self.dims else 1
+
     def index(self, blocks: RowBlocks, cut: Mapping[int, int]) -> tuple[Index, ...]:
         """An index over `dims`, with an axis for every dimension; rows are what the programs go over.
 
         Args:
             cut: how many places of a dimension one program takes, where it is not all.
         """
+        if isinstance(self.rows, str) and not self.rows.isidentifier():
+            raise refused(self._op, f"it has {self.rows} rows, which is no single symbol")
         index: list[Index] = []
         for place, extent in enumerate(self.dims):
             if place == self.row:
                 index.append(Index.of(blocks.rows))
             elif not isinstance(extent, int):
-                raise CompileError(f"a result with two sizes that are not known, {self.dims}, is no row program")
+                raise refused(self._op, f"two sizes of a result are not known, {self.dims}")
             elif extent == 1:
                 index.append(Index())
-            elif place in cut:
+            elif cut.get(place, extent) < extent:
                 index.append(Index.of(blocks.new_axis(extent, cut[place])))
             else:
                 taken = frozenset[Axis]().union(*(own.axes for own in index))
                 index.append(Index.of(blocks.axis(extent, taken)))
         return tuple(index)
+
+    @property
+    def _op(self) -> Operation:
+        """The op to name where something is wrong."""
+        owner = self.value.owner
+        return owner if isinstance(owner, Operation) else next(iter(self.value.uses)).operation
 
     def inside(self, index: Sequence[Index]) -> tuple[Index, ...]:
         """An index over `dims` as one into the value."""

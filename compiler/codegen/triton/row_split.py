@@ -37,7 +37,7 @@ LIMIT = 8192
 # The largest block at all: of a sum over one row, which nothing can make smaller.
 LARGEST = 65536
 MOST_ROWS = 16
-# Statements that may be there twice before the value that they compute goes through memory instead.
+# Statements that may be there twice, large ones counting more, before their value goes through memory instead.
 _REPEATED = 24
 # Sums come last: an addition may be the end of a sum.
 _EMITTERS = {**ARITHMETIC, **VIEWS, **MOVES, **SUMS}
@@ -90,7 +90,7 @@ class Splitting:
         for place, level in _levels(roots, pointers).items():
             root = roots[place]
             is_alone = (root.target, root.row) in self.cuts or root.target in self.limits
-            groups.setdefault((level, str(root.dims[root.row]), place if is_alone else -1), []).append(root)
+            groups.setdefault((level, str(root.rows), place if is_alone else -1), []).append(root)
         bodies = []
         for key in sorted(groups):
             blocks = self._emit(groups[key])
@@ -107,8 +107,7 @@ class Splitting:
 
     def _emit(self, roots: Sequence[Root]) -> RowBlocks | None:
         """The statements of a kernel that stores some roots; None where something more is stored or cut now."""
-        first = roots[0]
-        rows = Axis("row", first.dims[first.row], MOST_ROWS)
+        rows = Axis("row", roots[0].rows, MOST_ROWS)
         targets = {root.target for root in roots}
         memory = self.arguments | {value: b for value, b in self.stored.items() if value not in targets}
         limit = max(self.limits.get(target, LIMIT) for target in targets)

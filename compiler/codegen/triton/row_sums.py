@@ -17,7 +17,6 @@ __all__ = ["SUMS"]
 _FUNCTIONS: dict[str, Callable[[str], tuple[str, str]]] = {
     "sum": lambda element: ("sum", "0.0" if element in FLOATS else "0"),
     "amax": lambda element: ("max", 'float("-inf")' if element in FLOATS else str(-(2**31))),
-    "amin": lambda element: ("min", 'float("inf")' if element in FLOATS else str(2**31 - 1)),
     "argmax": lambda element: ("argmax", 'float("-inf")'),
 }
 
@@ -31,9 +30,19 @@ def _free_axes(blocks: RowBlocks, index: Sequence[Index], extents: Sequence[int]
 
 
 def _reduced(
-    blocks: RowBlocks, value: SSAValue, block: Block, axes: Sequence[Axis], function: str, neutral: str
+    blocks: RowBlocks,
+    value: SSAValue,
+    block: Block,
+    axes: Sequence[Axis],
+    function: tuple[str, str],
+    name: str | None = None,
 ) -> Block:
-    """A block reduced along axes; places behind an axis's extent count as `neutral`."""
+    """A block reduced along axes.
+
+    Args:
+        function: of Triton, and what places behind an axis's extent count as. name: of a step on the way.
+    """
+    reduce, neutral = function
     blocks.touch(block.axes | frozenset(axes), value)
     own = [axis for axis in axes if axis in block.axes]
     repeats = math.prod(int(axis.extent) for axis in axes if axis not in own)
@@ -41,10 +50,10 @@ def _reduced(
     text = block.text if block.number is None else f"tl.full(@ONES@, {block.text}, {TRITON_TYPES[block.element]})"
     text = f"tl.where({' & '.join(padded)}, {text}, {neutral})" if padded else text
     for axis in own:
-        text = f"tl.{function}({text}, axis=@{axis.name}@, keep_dims=True)"
-    if function == "sum" and repeats > 1:
+        text = f"tl.{reduce}({text}, axis=@{axis.name}@, keep_dims=True)"
+    if reduce == "sum" and repeats > 1:
         text = f"{text} * {repeats}"
-    return blocks.statement(value, text, [Block("", block.element, block.axes - frozenset(axes))], block.element)
+    return blocks.statement(value, text, [Block("", "", block.axes - frozenset(axes))], block.element, name)
 
 
 def _reduction_index(
@@ -72,39 +81,34 @@ def _inside(
     return block
 
 
-def _reduce(blocks: RowBlocks, op: Operation, index: tuple[Index, ...], function: str) -> Block:
+def _reduce(blocks: RowBlocks, op: Operation, index: tuple[Index, ...], function: str, mean: bool = False) -> Block:
     result = op.results[0]
-    rank = len(tensor_type(op.operands[0]).dims)
-    dims = sorted(dim % rank for dim in blocks.integers(op, 1))
-    position, axes = _reduction_index(blocks, op, index, dims, bool(blocks.operand(op, 2)))
-    block, inner = _inside(blocks, op, index, op.operands[0], position), tensor_type(result).element
-    wide = "f32" if inner in ("bf16", "f16") else inner
-    done = _reduced(blocks, result, cast(blocks, result, block, wide), axes, *_FUNCTIONS[function](wide))
-    return cast(blocks, result, done, inner)
-
-
-def _reduction(function: str) -> Emitter:
-    return lambda blocks, op, index: _reduce(blocks, op, index, function)
-
-
-def _mean(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
+    element = tensor_type(result).element
+    wide = "f32" if element in ("bf16", "f16") else element
     sizes = tensor_type(op.operands[0]).dims
-    count = math.prod(int(sizes[dim]) for dim in blocks.integers(op, 1))
-    total = _reduce(blocks, op, index, "sum")
-    number = Block(number_text(float(count)), "f32", number=float(count))
+    dims = sorted(dim % len(sizes) for dim in blocks.integers(op, 1))
+    position, axes = _reduction_index(blocks, op, index, dims, bool(blocks.operand(op, 2)))
+    row = cast(blocks, result, _inside(blocks, op, index, op.operands[0], position), wide)
+    if not mean:
+        step = None if wide == element else f"{blocks.names[result]}_{wide}"
+        return cast(blocks, result, _reduced(blocks, result, row, axes, _FUNCTIONS[function](wide), step), element, "")
+    total = _reduced(blocks, result, row, axes, _FUNCTIONS[function](wide), f"{blocks.names[result]}_sum")
+    count = float(math.prod(int(sizes[dim]) for dim in dims))
     template = blocks.helper("divide") + "({0}, {1})"
-    return compute(blocks, op.results[0], template, [total, number], total.element, total.element)
+    return compute(blocks, result, template, [total, Block(number_text(count), wide, number=count)], element, element)
+
+
+def _reduction(function: str, mean: bool = False) -> Emitter:
+    return lambda blocks, op, index: _reduce(blocks, op, index, function, mean)
 
 
 def _argmax(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
-    rank = len(tensor_type(op.operands[0]).dims)
-    dims = [blocks.integer(op, 1) % rank]
-    position, axes = _reduction_index(blocks, op, index, dims, bool(blocks.operand(op, 2)))
-    block = _inside(blocks, op, index, op.operands[0], position)
-    found = _reduced(
-        blocks, op.results[0], cast(blocks, op.results[0], block, "f32"), axes, *_FUNCTIONS["argmax"]("f32")
-    )
-    return cast(blocks, op.results[0], Block(found.text, "si32", found.axes), "si64")
+    result = op.results[0]
+    dim = dimension_of(op, 1, op.operands[0])
+    position, axes = _reduction_index(blocks, op, index, [dim], bool(blocks.operand(op, 2)))
+    row = cast(blocks, result, _inside(blocks, op, index, op.operands[0], position), "f32")
+    found = _reduced(blocks, result, row, axes, _FUNCTIONS["argmax"]("f32"), f"{blocks.names[result]}_si32")
+    return cast(blocks, result, Block(found.text, "si32", found.axes), "si64", "")
 
 
 def _softmax(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
@@ -115,15 +119,19 @@ def _softmax(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Bloc
         raise refused(op, f"on {tensor_type(source).element}; fp32 is supported")
     position, axes = _reduction_index(blocks, op, index, [dim], keep=True)
     outer = tuple(own for place, own in enumerate(index) if place != dim)
+    name = blocks.names[result]
+
+    def grown(row: Block) -> Block:
+        return blocks.statement(result, f"tl.exp({row.text} - {largest.text})", [row, largest], "f32", f"{name}_grown")
+
     row = _inside(blocks, op, outer, source, position)
-    largest = _reduced(blocks, result, row, axes, *_FUNCTIONS["amax"]("f32"))
-    grown = blocks.statement(result, f"tl.exp({row.text} - {largest.text})", [row, largest], "f32")
-    total = _reduced(blocks, result, grown, axes, *_FUNCTIONS["sum"]("f32"))
-    inverse = blocks.statement(result, f"{blocks.helper('divide')}(1.0, {total.text})", [total], "f32")
-    if index[dim].axis != axes[0]:
-        here = blocks.value(source, index)
-        grown = blocks.statement(result, f"tl.exp({here.text} - {largest.text})", [here, largest], "f32")
-    return blocks.statement(result, f"{grown.text} * {inverse.text}", [grown, inverse], "f32")
+    largest = _reduced(blocks, result, row, axes, _FUNCTIONS["amax"]("f32"), f"{name}_largest")
+    along = grown(row)
+    total = _reduced(blocks, result, along, axes, _FUNCTIONS["sum"]("f32"), f"{name}_sum")
+    text = f"{blocks.helper('divide')}(1.0, {total.text})"
+    inverse = blocks.statement(result, text, [total], "f32", f"{name}_inverse")
+    here = along if index[dim].axis == axes[0] else grown(blocks.value(source, index))
+    return blocks.statement(result, f"{here.text} * {inverse.text}", [here, inverse], "f32")
 
 
 def _product(
@@ -147,10 +155,11 @@ def _product(
     ]
     axes = frozenset().union(*(own.axes for own in index))
     blocks.reductions.append(Reduction(result, axes - {blocks.rows}))
-    products = blocks.statement(result, f"{factors[0].text} * {factors[1].text}", factors, wide)
+    name = blocks.names[result]
+    products = blocks.statement(result, f"{factors[0].text} * {factors[1].text}", factors, wide, f"{name}_products")
     blocks.reductions.pop()
-    done = _reduced(blocks, result, products, [axis], *_FUNCTIONS["sum"](wide))
-    return cast(blocks, result, done, element)
+    step = None if wide == element else f"{name}_{wide}"
+    return cast(blocks, result, _reduced(blocks, result, products, [axis], _FUNCTIONS["sum"](wide), step), element, "")
 
 
 def _linear(blocks: RowBlocks, op: Operation, index: tuple[Index, ...]) -> Block:
@@ -196,7 +205,7 @@ def _ordered_sum(op: Operation) -> tuple[SSAValue, int] | None:
     found: tuple[SSAValue, int] | None = None
     while op.name == "torch.aten.add.Tensor":
         step = _selected(op.operands[1])
-        if step is None or (found is not None and step[:2] != found):
+        if step is None or (found is not None and step[:2] != found) or constant_of(op.operands[2]) != 1:
             return None
         found = step[:2]
         places.append(step[2])
@@ -224,11 +233,10 @@ def _selected(value: SSAValue) -> tuple[SSAValue, int, int] | None:
 SUMS: dict[str, Emitter] = {
     "add.Tensor": _add,
     "amax": _reduction("amax"),
-    "amin": _reduction("amin"),
     "argmax": _argmax,
     "linear": _linear,
     "matmul": _matmul,
-    "mean.dim": _mean,
+    "mean.dim": _reduction("sum", mean=True),
     "softmax.int": _softmax,
     "sum.dim_IntList": _reduction("sum"),
 }

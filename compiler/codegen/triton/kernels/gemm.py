@@ -145,16 +145,24 @@ _SKINNY = (
 
 
 def gemm(
-    name: str, form: str, groups: int = 1, group_outputs: int = 0, skinny: bool = False, result: str = "bf16"
+    name: str,
+    form: str,
+    groups: int = 1,
+    group_outputs: int = 0,
+    skinny: bool = False,
+    result: str = "bf16",
+    whole: bool = False,
 ) -> Kernel:
     """A product with weights of a format; skinny ones take few rows and leave fp32 parts of the inputs behind.
 
     Args:
         group_outputs: outputs of a group, where there is more than one: no tile may lie in two groups.
+        whole: a skinny one in one part, so that it leaves the result.
     """
+    in_parts = skinny and not whole
     weight = "*bf16" if form == "bf16" else "*u8"
-    arguments = {"x_ptr": "*bf16", "w_ptr": weight, "scale_ptr": "*u8", "y_ptr": f"*{'fp32' if skinny else result}"}
-    holes: dict[str, Hole] = {"FORMAT": form, "GROUPS": groups, "IN_PARTS": skinny, "FP8_CASTS": True}
+    arguments = {"x_ptr": "*bf16", "w_ptr": weight, "scale_ptr": "*u8", "y_ptr": f"*{'fp32' if in_parts else result}"}
+    holes: dict[str, Hole] = {"FORMAT": form, "GROUPS": groups, "IN_PARTS": in_parts, "FP8_CASTS": True}
     tiles: tuple[Tile, ...] = _SKINNY if skinny else _TILED
     if groups > 1:
         tiles = _tiles_within(tiles, group_outputs)

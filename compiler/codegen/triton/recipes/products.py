@@ -1,0 +1,157 @@
+"""Recipes of products: linears, and the experts with their router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dsv41c.compiler.codegen.triton.device_builder import Argument, DeviceBuilder, LoweredOp, Recipe, product
+from dsv41c.compiler.codegen.triton.families import Kernel
+from dsv41c.compiler.codegen.triton.kernels import activations, experts, gemm
+from dsv41c.ir.dims import Dim
+
+__all__ = ["RECIPES"]
+
+_PART_INPUTS = 512  # inputs of a product that one of its parts takes at least
+_MOST_PARTS = 8
+_PROGRAMS = 512  # of a product, which fill every GPU
+_TILE_OUTPUTS = 64  # outputs of a program
+_ALIGNED = 16  # what the sizes that a kernel may count on are divisible by
+
+
+def _linears(op: LoweredOp, build: DeviceBuilder) -> None:
+    x, groups = op.args[0], op.attrs["groups"]
+    if op.attrs["quantize"]:
+        width = op.size(0, 1)
+        rounded = build.scratch(op, "quantized", "bf16", *op.dims(0))
+        kernel = activations.norm_rows(f"quantize_fp8_{width}", width, norm=False)
+        given = {"x_ptr": x, "weight_ptr": None, "normalized_ptr": None, "quantized_ptr": rounded}
+        build.launch(kernel, **given, n_rows=op.dims(0)[0], eps=0.0)
+        x = rounded
+    for number, result in enumerate(op.results):
+        at = 1 + 2 * number
+        weight = _Weight("fp8", op.args[at], op.args[at + 1], op.size(at, 0), op.size(at, 1), groups)
+        product_of(build, op, f"parts_{number}", x, op.dims(0)[0], weight, result)
+
+
+def _linear_bf16(op: LoweredOp, build: DeviceBuilder) -> None:
+    weight = _Weight("bf16", op.args[1], None, op.size(1, 0), op.size(1, 1))
+    result = "fp32" if op.attrs["wide"] else "bf16"
+    product_of(build, op, "parts", op.args[0], op.dims(0)[0], weight, op.results[0], result)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight as `gemm` takes it: outputs, and inputs of a group."""
+
+    form: str
+    weight: str | None
+    scale: str | None
+    outputs: int
+    inputs: int
+    groups: int = 1
+
+    @property
+    def group_outputs(self) -> int:
+        return self.outputs // self.groups if self.groups > 1 else 0
+
+
+def product_of(
+    build: DeviceBuilder,
+    op: LoweredOp,
+    role: str,
+    x: str | None,
+    rows: Dim,
+    weight: _Weight,
+    result: str,
+    element: str = "bf16",
+) -> None:
+    """One product; with few rows, and fewer outputs than fill a GPU, in parts of its inputs, which are then added.
+
+    Args:
+        role: of the scratch. x: rows of groups * inputs. result: its memory. element: of it, "bf16" or "fp32".
+    """
+    form, groups = weight.form, weight.groups
+    name = f"gemm_{form}{f'_groups_{weight.group_outputs}' if groups > 1 else ''}"
+    wide = "_fp32" if element == "fp32" else ""
+    given: dict[str, Argument] = {"x_ptr": x, "w_ptr": weight.weight, "scale_ptr": weight.scale}
+    given |= {"n_rows": rows, "n_inputs": weight.inputs, "n_outputs": weight.outputs}
+    n_parts = _parts(weight) if build.few else 1
+    if n_parts == 1:
+        full = f"{name}{wide}_{'skinny' if build.few else 'tiled'}"
+        cut = (groups, weight.group_outputs, build.few)
+        kernel = gemm.gemm(full, form, *cut, result=element, whole=True)
+        build.launch(_any_outputs(kernel, weight), **given, y_ptr=result, n_parts=1)
+        return
+    parts = build.scratch(op, role, "f32", n_parts, rows, weight.outputs)
+    kernel = gemm.gemm(f"{name}_parts", form, groups, weight.group_outputs, skinny=True)
+    build.launch(_any_outputs(kernel, weight), **given, y_ptr=parts, n_parts=n_parts)
+    adding = _any_outputs(gemm.sum_parts(f"sum_parts{wide}", element), weight)
+    build.launch(adding, parts_ptr=parts, y_ptr=result, n_values=product(rows, weight.outputs), n_parts=n_parts)
+
+
+def _parts(weight: _Weight) -> int:
+    """Parts of the inputs: as many as the programs of all outputs leave room for, each with enough to do."""
+    programs = -(-weight.outputs // _TILE_OUTPUTS)
+    return max(1, min(_MOST_PARTS, weight.inputs // _PART_INPUTS, _PROGRAMS // programs))
+
+
+def _any_outputs(kernel: Kernel, weight: _Weight) -> Kernel:
+    """A kernel that is not promised numbers of outputs which 16 divides, where a weight has others."""
+    if weight.outputs % _ALIGNED == 0:
+        return kernel
+    multiples = tuple(name for name in kernel.multiples if name == "n_inputs")
+    return replace(kernel, name=f"{kernel.name}_any", multiples=multiples)
+
+
+def _select_experts(op: LoweredOp, build: DeviceBuilder) -> None:
+    rows, count, choices = op.dims(0)[0], op.size(0, 1), op.attrs["k"]
+    kernel = experts.select_experts(f"select_experts_{count}_{choices}", count, choices)
+    build.launch(kernel, scores_ptr=op.args[0], ids_ptr=op.results[0], n_rows=rows, n_experts=count)
+
+
+def _moe(op: LoweredOp, build: DeviceBuilder) -> None:
+    x, ids, weights, w1, s1, w3, s3, w2, s2, *shared = op.args
+    rows, dim = op.dims(0)[0], op.size(0, 1)
+    choices, count, inner = op.size(1, 1), op.size(3, 0), op.size(3, 1)
+    pairs = product(rows, choices)
+
+    # --- routed experts
+    lists = {f"{name}_ptr": build.scratch(op, name, "si32", count) for name in ("starts", "counts")}
+    lists["order_ptr"] = build.scratch(op, "order", "si32", pairs)
+    hidden = build.scratch(op, "hidden", "bf16", pairs, inner)
+    routed = build.scratch(op, "routed", "bf16", pairs, dim)
+    build.launch(experts.route(), ids_ptr=ids, **lists, n_pairs=pairs, n_experts=count)
+    size = "few" if build.few else "many"
+    up = experts.up(f"experts_up_{dim}_{inner}_{size}", dim, inner, build.few)
+    given = {"w1_ptr": w1, "s1_ptr": s1, "w3_ptr": w3, "s3_ptr": s3, "hidden_ptr": hidden}
+    sizes = {"n_choices": choices, "limit": op.attrs["limit"], "n_experts": count}
+    build.launch(up, x_ptr=x, weights_ptr=weights, **lists, **given, **sizes)
+    down = experts.down(f"experts_down_{dim}_{inner}_{size}", dim, inner, build.few)
+    build.launch(down, hidden_ptr=hidden, **lists, w2_ptr=w2, s2_ptr=s2, y_ptr=routed, n_experts=count)
+
+    # --- the shared expert, and the sum
+    own = _shared_expert(op, build, x, shared)
+    combine = experts.combine(f"combine_{dim}_{choices}_shared", dim, choices, shared=True)
+    build.launch(combine, y_ptr=routed, ids_ptr=ids, shared_ptr=own, total_ptr=op.results[0], n_rows=rows)
+
+
+def _shared_expert(op: LoweredOp, build: DeviceBuilder, x: str | None, packed: list[str | None]) -> str:
+    rows, dim, inner = op.dims(0)[0], op.size(0, 1), op.size(9, 0)
+    w1, s1, w3, s3, w2, s2 = packed
+    gate, up, hidden = (build.scratch(op, f"shared_{name}", "bf16", rows, inner) for name in ("gate", "up", "hidden"))
+    product_of(build, op, "shared_gate_parts", x, rows, _Weight("fp8", w1, s1, inner, dim), gate)
+    product_of(build, op, "shared_up_parts", x, rows, _Weight("fp8", w3, s3, inner, dim), up)
+    swiglu = activations.swiglu_rows(f"swiglu_{inner}", inner)
+    build.launch(swiglu, gate_ptr=gate, up_ptr=up, y_ptr=hidden, limit=op.attrs["limit"], n_rows=rows)
+    own = build.scratch(op, "shared", "bf16", rows, dim)
+    product_of(build, op, "shared_parts", hidden, rows, _Weight("fp8", w2, s2, dim, inner), own)
+    return own
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "linear_bf16": _linear_bf16,
+    "linears": _linears,
+    "moe": _moe,
+    "select_experts": _select_experts,
+}
