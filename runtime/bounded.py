@@ -39,10 +39,10 @@ class BoundedPrefill:
     """
 
     def __init__(self, plan: Plan, window: int, max_rows: int, is_exact: bool = False) -> None:
-        if not {ENCODE, TAIL} <= plan.programs.keys():
+        if not {ENCODE, TAIL} <= plan.interfaces.keys():
             raise RequestError(
                 f"prefill is bounded, and the plan has no programs {ENCODE} and {TAIL}, only "
-                f"{', '.join(plan.programs)}; use prefill exact, or compile the plan again"
+                f"{', '.join(plan.interfaces)}; use prefill exact, or compile the plan again"
             )
         self.is_exact = is_exact
         self.rows = _exact_rows(plan, window) if is_exact else window
@@ -51,8 +51,8 @@ class BoundedPrefill:
                 f"prefill is bounded to the last {self.rows} rows of a prompt, and the plan was compiled for "
                 f"{max_rows} rows at most; use prefill exact, or compile with a larger max_rows"
             )
-        given = {output.name for output in plan.programs[ENCODE].outputs}
-        self._names = [spec.name for spec in plan.programs[TAIL].inputs if spec.name in given]
+        given = {output.name for output in plan.interfaces[ENCODE].outputs}
+        self._names = [spec.name for spec in plan.interfaces[TAIL].inputs if spec.name in given]
 
     def applies_to(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt is longer than a tail; with a shorter one there is nothing to leave out."""
@@ -69,7 +69,7 @@ class BoundedPrefill:
         kept: Carry = {}
         for name in self._names:
             fresh = outputs[name][start : start + count][-self.rows :]
-            rows = torch.cat([held[name].to(fresh.device), fresh])[-self.rows :] if held else fresh
+            rows = torch.cat([held[name], fresh])[-self.rows :] if held else fresh
             # Cloned: a view would keep all rows of the call.
             kept[name] = rows.clone()
         return kept
@@ -82,7 +82,7 @@ class BoundedPrefill:
 
 def _exact_rows(plan: Plan, window: int) -> int:
     """The rows of a tail whose last window is that of an exact prefill, in every layer that it runs (SPEC 5.4)."""
-    written = set(plan.programs[TAIL].caches)
+    written = set(plan.interfaces[TAIL].caches)
     layers = sum(spec.kind == "window" and spec.name in written for spec in plan.manifest.state)
     return window + (layers - 1) * (window - 1)
 

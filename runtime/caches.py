@@ -6,7 +6,7 @@ the "rings" pool, so a sequence holds one block table and one ring, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,13 +14,8 @@ from torch import Tensor
 
 from dsv41c.errors import RequestError
 from dsv41c.models.state import StateSpec
-from dsv41c.runtime.aligned import aligned_empty
+from dsv41c.runtime.cache_memory import CacheMemory, HostMemory, poison_value
 from dsv41c.runtime.pages import Numbers, Pages
-
-Allocate = Callable[[Sequence[int], torch.dtype], Tensor]
-
-_POISON_BYTE = 0x7F  # NaN as an e4m3 value and as an e4m3 scale, a factor of 1 as a ue8m0 scale
-_POISON_ID = -1
 
 
 @dataclass
@@ -118,7 +113,7 @@ class CachePool(CacheBook):
         specs, page_tokens, n_pages, n_rings: see `CacheBook`.
         poison: fill pages with 0x7F, NaN and -1 instead of zero, whenever they are handed out; for tests, which then
             see every read of a row that was never written.
-        allocate: gives memory where the plan's kernels run.
+        memory: that holds them; host memory if None.
     """
 
     def __init__(
@@ -128,15 +123,24 @@ class CachePool(CacheBook):
         n_pages: int,
         n_rings: int,
         poison: bool = False,
-        allocate: Allocate = aligned_empty,
+        memory: CacheMemory | None = None,
     ) -> None:
         super().__init__(specs, page_tokens, n_pages, n_rings)
         self.poison = poison
-        self.tensors: dict[str, Tensor] = {}
-        for spec in self.specs:
-            count = n_pages if spec.pool == "pages" else n_rings
-            cache = allocate((count, spec.page_width), spec.dtype)
-            self.tensors[spec.name] = cache.fill_(poison_value(cache.dtype) if poison else 0)
+        self.memory = HostMemory(specs, n_pages, n_rings) if memory is None else memory
+        if poison:
+            self._poison("pages", range(n_pages))
+            self._poison("rings", range(n_rings))
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The caches by name, [pages or rings, page width]; RequestError where they are not in host memory."""
+        if not isinstance(self.memory, HostMemory):
+            raise RequestError(
+                "the caches are in a GPU's memory, and a check of every call compares them in the host's; load the "
+                "plan for the CPU, or leave the check out"
+            )
+        return self.memory.tensors
 
     def allot(self, tokens: int, shared: Sequence[int] = ()) -> Allotment:
         allotment = super().allot(tokens, shared)
@@ -180,30 +184,27 @@ class CachePool(CacheBook):
             self.pages.give_back([page])
 
     def read_page(self, page: int) -> dict[str, Tensor]:
-        """A page's row of every paged cache, by name; views."""
-        return {spec.name: self.tensors[spec.name][page] for spec in self.specs if spec.pool == "pages"}
+        """A page's row of every paged cache, by name; views or copies, in host memory."""
+        return self._read("pages", page)
 
     def write_page(self, page: int, rows: Mapping[str, Tensor]) -> None:
         for name, row in rows.items():
-            self.tensors[name][page] = row
+            self.memory.write(name, page, row)
 
     def read_ring(self, ring: int) -> dict[str, Tensor]:
-        """A sequence's rings, by name; views."""
-        return {spec.name: self.tensors[spec.name][ring] for spec in self.specs if spec.pool == "rings"}
+        """A sequence's rings, by name; views or copies, in host memory."""
+        return self._read("rings", ring)
 
     def write_ring(self, ring: int, rows: Mapping[str, Tensor]) -> None:
         for name, row in rows.items():
-            self.tensors[name][ring] = row
+            self.memory.write(name, ring, row)
+
+    def _read(self, pool: str, number: int) -> dict[str, Tensor]:
+        return {spec.name: self.memory.read(spec.name, number) for spec in self.specs if spec.pool == pool}
 
     def _poison(self, pool: str, numbers: Sequence[int]) -> None:
         for spec in self.specs:
             if spec.pool == pool:
-                cache = self.tensors[spec.name]
-                cache[list(numbers)] = poison_value(cache.dtype)
-
-
-def poison_value(dtype: torch.dtype) -> float:
-    """The value that unwritten memory of that dtype is filled with in tests."""
-    if dtype == torch.uint8:
-        return _POISON_BYTE
-    return float("nan") if dtype.is_floating_point else _POISON_ID
+                row = torch.full((spec.page_width,), poison_value(spec.dtype), dtype=spec.dtype)
+                for number in numbers:
+                    self.memory.write(spec.name, number, row)

@@ -16,7 +16,7 @@ from dsv41c.runtime.bill import MemoryBill
 from dsv41c.runtime.bounded import ENCODE, TAIL, BoundedPrefill
 from dsv41c.runtime.caches import CachePool
 from dsv41c.runtime.call_check import CallCheck
-from dsv41c.runtime.executor import Executor, backend_of
+from dsv41c.runtime.executor import Backend, cpu_backend
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.preconditions import Preconditions
 from dsv41c.runtime.prefix import Image, PrefixOptions
@@ -45,6 +45,7 @@ class Engine:
 
     Args:
         plan: the plan.
+        backend: what runs it.
         max_sequences: requests that run at the same time; the plan's range, at most 8, if absent.
         cache_tokens: tokens that the caches hold for all of them; as many as they can use, within 1 GiB, if absent.
         memory_bytes: what caches and the values of a call may take together; the weights are mapped and not counted.
@@ -71,6 +72,7 @@ class Engine:
         self,
         plan: Plan,
         *,
+        backend: Backend = cpu_backend,
         max_sequences: int | None = None,
         cache_tokens: int | None = None,
         memory_bytes: int | None = None,
@@ -91,12 +93,11 @@ class Engine:
         self.bill = MemoryBill(plan.manifest)
         n_pages = self.sizes.pages(cache_tokens, memory_bytes, self.bill)
         rings = self.sizes.rings
-        backend = backend_of(plan)
-        self.caches = CachePool(plan.manifest.state, self.sizes.page_tokens, n_pages, rings, poison, backend.allocate)
+        self.executor, memory = backend(plan, n_pages, rings, threads)
+        self.caches = CachePool(plan.manifest.state, self.sizes.page_tokens, n_pages, rings, poison, memory)
         self.preconditions = Preconditions(
-            plan.manifest.state, plan.programs, self.sizes.page_tokens, max(0, self.config.engram_max_ngram_size - 1)
+            plan.manifest.state, plan.interfaces, self.sizes.page_tokens, max(0, self.config.engram_max_ngram_size - 1)
         )
-        self.executor: Executor = backend.executor(plan, self.caches.tensors, threads)
         self._check = CallCheck(self.caches) if check else None
         self.scheduler = Scheduler(self._limits())
         self.replay = self._replay() if prefix is not None else None
@@ -170,10 +171,10 @@ class Engine:
             RequestError: a prompt that this plan cannot serve.
         """
         request = self._request(0, prompt, params or SamplingParams())
-        if images and VISION not in self.plan.programs:
+        if images and VISION not in self.plan.interfaces:
             raise RequestError(
                 f"the prompt has images ({len(images)}), which a program {VISION} makes rows of; this plan has "
-                f"{', '.join(self.plan.programs)}: leave the images out"
+                f"{', '.join(self.plan.interfaces)}: leave the images out"
             )
         request.images = tuple(images)
         self._waiting.append(request)
@@ -310,7 +311,7 @@ class Engine:
         if call.program in (ENCODE, ENCODE_REPLAY):
             self._keep(call, outputs)
             return []
-        logits = outputs["logits"].cpu()
+        logits = outputs["logits"]
         touched, start = [], 0
         for (request, count), piece in zip(call.parts, pieces, strict=True):
             own = logits[start : start + len(piece.wanted)]
@@ -366,7 +367,7 @@ class Engine:
         pieces = [request.tail_piece(self.bounded.rows) for request in requests]
         rows = self.sizes.padded(sum(len(piece.tokens) for piece in pieces), self.row_multiple)
         carried = self.bounded.inputs([request.carry for request in requests], rows)
-        logits = self._run(TAIL, requests, pieces, carried)["logits"].cpu()
+        logits = self._run(TAIL, requests, pieces, carried)["logits"]
         for request, own in zip(requests, logits, strict=True):
             request.carry = {}
             self._take(request, own)

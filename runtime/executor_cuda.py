@@ -203,6 +203,10 @@ class CudaExecutor:
             )
         return known[name]
 
+    def cache_address(self, name: str) -> int:
+        """Where a cache begins in the GPU's memory."""
+        return self._address(f"${name}")
+
     def close(self) -> None:
         """Gives the memory back."""
         self._driver.synchronize()

@@ -51,9 +51,9 @@ def export_request(engine: Engine, request: Request) -> bytes:
     caches = engine.caches
     held = max(request.context, request.written_from)
     tensors = {
-        **{f"ring.{name}": _host(row) for name, row in caches.read_ring(request.allotment.ring).items()},
+        **{f"ring.{name}": row.contiguous() for name, row in caches.read_ring(request.allotment.ring).items()},
         **_pages(caches, request.allotment.pages[: caches.pages_for(held)]),
-        **{f"carry.{name}": _host(rows) for name, rows in request.carry.items()},
+        **{f"carry.{name}": rows.contiguous() for name, rows in request.carry.items()},
         _GENERATOR: request.generator.get_state(),
     }
     spans = {group.names[0]: span for group, span in zip(engine.preconditions.groups, request.held.spans, strict=True)}
@@ -161,18 +161,16 @@ def _request(engine: Engine, about: dict[str, Any]) -> Request:
 
 
 def _pages(caches: CachePool, pages: list[int]) -> dict[str, Tensor]:
+    read = [caches.read_page(page) for page in pages]
     paged = [spec.name for spec in caches.specs if spec.pool == "pages"]
-    return {f"pages.{name}": _host(caches.tensors[name][pages]) for name in paged}
-
-
-def _host(rows: Tensor) -> Tensor:
-    return rows.contiguous().cpu()
+    return {f"pages.{name}": torch.stack([rows[name] for rows in read]) for name in paged if read}
 
 
 def _write(caches: CachePool, allotment: Allotment, tensors: dict[str, Tensor]) -> None:
     caches.write_ring(allotment.ring, _with_prefix(tensors, "ring."))
     for name, rows in _with_prefix(tensors, "pages.").items():
-        caches.tensors[name][allotment.pages[: len(rows)]] = rows
+        for page, row in zip(allotment.pages, rows, strict=False):
+            caches.write_page(page, {name: row})
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -103,6 +103,11 @@ class Plan:
         """The manifest and the launch lists as JSON values."""
         return {"manifest": to_json(self.manifest), "launches": to_json(LaunchList(self.programs, self.device))}
 
+    @property
+    def interfaces(self) -> dict[str, Program | DeviceProgram]:
+        """Every program with its inputs, caches and outputs, whatever runs it."""
+        return {**self.device, **self.programs}
+
     def kernel(self, name: str) -> KernelEntry:
         """The CPU's kernel of that name; the loader has checked that launches name no other."""
         return next(one for one in self.manifest.kernels if one.name == name and one.kind != "triton")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from dsv41c.errors import StateError
 from dsv41c.models.state import StateSpec
 from dsv41c.runtime.batch import Piece
-from dsv41c.runtime.plan_format import Program
+from dsv41c.runtime.plan_format import DeviceProgram, Program
 
 Span = tuple[int, int]  # positions [first, end)
 
@@ -80,7 +80,11 @@ class Preconditions:
     """
 
     def __init__(
-        self, specs: Sequence[StateSpec], programs: Mapping[str, Program], page_tokens: int, look_back: int
+        self,
+        specs: Sequence[StateSpec],
+        programs: Mapping[str, Program | DeviceProgram],
+        page_tokens: int,
+        look_back: int,
     ) -> None:
         self._page_tokens, self._look_back = page_tokens, look_back
         users = {

@@ -196,10 +196,13 @@ class PrefixCache:
 
     def _write_history(self, request: Request, end: int) -> None:
         assert request.allotment is not None, "it was just given"
-        rings = self._caches.read_ring(request.allotment.ring)
-        if "history" in rings:
-            for position in range(max(0, end - HISTORY_ROWS), end):
-                rings["history"][position % HISTORY_ROWS] = request.prompt[position]
+        history = self._caches.read_ring(request.allotment.ring).get("history")
+        if history is None:
+            return
+        written = history.clone()
+        for position in range(max(0, end - HISTORY_ROWS), end):
+            written[position % HISTORY_ROWS] = request.prompt[position]
+        self._caches.write_ring(request.allotment.ring, {"history": written})
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
@@ -215,7 +218,7 @@ class PrefixCache:
 
     def _pack(self, page: int) -> bytes:
         rows = self._caches.read_page(page).values()
-        return b"".join(row.contiguous().view(torch.uint8).cpu().numpy().tobytes() for row in rows)
+        return b"".join(row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows)
 
     def _unpack(self, page: int, packed: bytes) -> None:
         rows: dict[str, Tensor] = {}

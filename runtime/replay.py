@@ -35,9 +35,9 @@ class Replay:
     """
 
     def __init__(self, plan: Plan, window: int) -> None:
-        if ENCODE_REPLAY not in plan.programs:
+        if ENCODE_REPLAY not in plan.interfaces:
             raise PlanError(
-                f"the plan has no program {ENCODE_REPLAY}, only {', '.join(plan.programs)}, so no prefix can be "
+                f"the plan has no program {ENCODE_REPLAY}, only {', '.join(plan.interfaces)}, so no prefix can be "
                 "replayed; compile the plan again"
             )
         self._window, self._page_tokens = window, plan.manifest.page_tokens
