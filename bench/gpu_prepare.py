@@ -127,12 +127,15 @@ def write_checks(checkpoint_folder: Path, options: driver.CompileOptions, path: 
     values: dict[str, Tensor] = {}
     with torch.no_grad():
         after = Interpreter(weights, values.__setitem__).run(step, inputs | caches)
-    ops = {str(place): [op.kernel, *op.results] for place, op in code.finished.items()}
+    # A result that no launch names is one that nobody reads: it has no memory.
+    used = {arg for launch in code.program.launches for arg in launch.args}
+    results = {place: [name for name in op.results if name in used] for place, op in code.finished.items()}
+    ops = {str(place): [op.kernel, *results[place]] for place, op in code.finished.items()}
     kept = {f"input/{name}": value for name, value in inputs.items()}
     for name, cache in caches.items():
         kept[f"before/{name}"], kept[f"after/{name}"] = cache, after[name]
-    for op in code.finished.values():
-        kept |= {f"value/{name}": values[name.removeprefix("%")] for name in op.results}
+    for names in results.values():
+        kept |= {f"value/{name}": values[name.removeprefix("%")] for name in names}
     metadata = {"program": DECODE, "ops": json.dumps(ops)}
     save_file({name: value.contiguous().clone() for name, value in kept.items()}, path, metadata)
 

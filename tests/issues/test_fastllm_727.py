@@ -11,7 +11,7 @@ window rows and those 512; then a choice of 2,048 among 8,320 scores of which al
 import pytest
 import torch
 from interpreter import run
-from test_attention_kernels import assert_close
+from op_bounds import assert_bf16_close
 from test_cache_writers import EPS
 from test_gemm import TILE, assert_rounded
 from test_indexer import Batch, choose, coarse
@@ -91,7 +91,7 @@ def test_latents_of_two_tokens(latents: tuple[Tensor, Tensor, Tensor, Tensor]) -
     kv, gate = torch.stack([before, raw]).chunk(2, dim=-1)
     expected = rms_norm((kv * torch.softmax(gate, 0)).sum(0).bfloat16(), weight, EPS)
     assert (latent == expected).float().mean() > TRITON["cache_rows tail"].same
-    assert_close(latent, expected)
+    assert_bf16_close(latent, expected)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_attention_over_what_was_chosen(selection: Tensor, heads: int) -> None:
     parts = {"maximum_ptr": unused, "total_ptr": unused, "n_rows": 1, "n_splits": 1}
     run(sparse_attention.attend("attend", heads, HEAD, *sizes), query_ptr=query, **caches, **lists, **parts)
     cached = (window, fresh, index, main, selection, sink)
-    assert_close(out, ops.sparse_attention(query, *cached, HEAD**-0.5, WINDOW, PAGE))
+    assert_bf16_close(out, ops.sparse_attention(query, *cached, HEAD**-0.5, WINDOW, PAGE))
 
 
 def test_a_plateau_of_zeros_beyond_a_span() -> None:

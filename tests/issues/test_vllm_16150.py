@@ -52,6 +52,7 @@ def test_every_factor_changes_the_key_of_a_gpu_kernel() -> None:
         "multiples": ("n_rows",),
         "sizes": ("n_more",),
         "fp_fusion": True,
+        "generated": "import triton\n",
     }
     keys = [aot.kernel_key(replace(KERNEL, **{name: value}), GPU) for name, value in other.items()]
     assert {"name", *other} == {field.name for field in fields(KERNEL)}

@@ -75,5 +75,5 @@ def test_no_expert_is_read(rows: int) -> None:
     total = torch.full((rows, dim), torch.nan)
     combine = experts.combine("combine", dim, choices).with_tiles(Tile({"BLOCK": 64}))
     y = torch.full((rows * choices, dim), torch.nan).bfloat16()
-    run(combine, y_ptr=y, ids_ptr=ids, total_ptr=total, n_rows=rows)
+    run(combine, y_ptr=y, ids_ptr=ids, shared_ptr=y, total_ptr=total, n_rows=rows)
     assert total.count_nonzero() == 0

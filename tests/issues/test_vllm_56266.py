@@ -59,7 +59,7 @@ def routed(x: Tensor, ids: Tensor) -> Tensor:
     run(down, hidden_ptr=hidden, **made, w2_ptr=w2, s2_ptr=s2, y_ptr=y, n_experts=COUNT)
     total = torch.full((len(x), DIM), torch.nan)
     combine = experts.combine("combine", DIM, CHOICES).with_tiles(Tile({"BLOCK": 64}))
-    run(combine, y_ptr=y, ids_ptr=ids, total_ptr=total, n_rows=len(x))
+    run(combine, y_ptr=y, ids_ptr=ids, shared_ptr=y, total_ptr=total, n_rows=len(x))
     return total
 
 

@@ -33,8 +33,8 @@ CUDA the numbers are those of `cuobjdump`, for HIP those of the assembly; nothin
 Limits of shared memory in KiB: {limits}.
 
 {tables}
-On sm_75 there are no matrix instructions for bf16, so products run on plain arithmetic and spill; it is there to be
-complete.
+The columns from sm_80 to sm_121 are complete, and no mHC, GEMM, indexer or attention kernel spills there. On sm_75
+there are no matrix instructions for bf16, so products run on plain arithmetic and spill.
 """
 
 
