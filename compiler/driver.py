@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from dsv41c.compiler.artifact import staged_folder, write_files
-from dsv41c.compiler.bill import Programs, bill_of
+from dsv41c.compiler.bill import Programs, bill_of, gpu_bill_of
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
@@ -337,7 +337,7 @@ class _Compilation:
             probe = checkpoint_probe(self.checkpoint, tokenizer, constants, self.options.page_tokens)
         lowered = lower_config(self.config, self.options, self.progress, self.on_pass, probe)
         files: dict[str, bytes] = {}
-        launches, kernels = LaunchList({}), list[KernelEntry]()
+        launches, kernels, bill = LaunchList({}), list[KernelEntry](), dict[str, Any]()
         programs, passes = list(lowered.programs.values()), lowered.passes
         if self.gpus:
             module, gpu_passes = self._lower_for_gpu(lowered)
@@ -347,6 +347,7 @@ class _Compilation:
             files |= {**gpu.files, GPU_TEXT: print_module(module).encode()}
             launches = LaunchList({}, dict(made.programs))
             gpu_functions = functions(module)
+            bill = self._gpu_bill(lowered, gpu_functions[PROGRAM], made)
             programs += [gpu_functions[name] for name in PROGRAMS if name in gpu_functions]
             passes = (*passes, *(record for record in gpu_passes if record not in passes))
         if CPU in self.options.targets:
@@ -356,13 +357,17 @@ class _Compilation:
             files[CPU_TEXT] = print_module(lowered.module).encode()
             launches = replace(lowered.launch_list(), device=launches.device)
             kernels = [*(kernel for kernel, _ in compiled), *kernels]
+            own = bill_of(self.config, self.options.page_tokens, lowered.bill_programs())
+            bill = {**own, "gpu": bill} if bill else own
         files[CONSTANTS] = save(constants)
         files[LAUNCHES] = encode_launches(launches)
         if tokenizer is not None:
             files[TOKENIZER] = tokenizer.read_bytes()
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
         weights = weight_table(programs, self.checkpoint)
-        manifest = replace(self._manifest(lowered, kernels, tokenizer, weights), passes=passes, digests=digests)
+        manifest = replace(
+            self._manifest(lowered, kernels, tokenizer, weights), passes=passes, digests=digests, bill=bill
+        )
         self.progress("write the plan", 0, 1)
         write_files(folder, files | encode_manifest(manifest))
 
@@ -395,6 +400,10 @@ class _Compilation:
         options = self.options
         buckets = options.buckets or default_buckets(min(options.max_rows, options.max_sequences))
         return gpu_programs(module, PROGRAMS, options.max_rows, buckets)
+
+    def _gpu_bill(self, lowered: Lowered, step: FuncOp, made: GpuPrograms) -> dict[str, Any]:
+        highest = {name: high for name, (_, high) in lowered.ranges.symbols().items()}
+        return gpu_bill_of(self.config, self.options.page_tokens, lowered.network, step, made, highest)
 
     def _compile_gpu_kernels(self, programs: GpuPrograms) -> GpuKernels:
         """The kernels of the programs, and those that choose tokens from their logits."""
@@ -444,7 +453,6 @@ class _Compilation:
             # One text for all: programs share the functions that they call.
             programs={name: text for name in PROGRAMS if name in lowered.programs},
             digests={},
-            bill=bill_of(self.config, self.options.page_tokens, lowered.bill_programs()),
         )
 
 

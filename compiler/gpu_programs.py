@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -20,10 +20,15 @@ DECODE = "decode"  # the step for one row a sequence
 
 @dataclass(frozen=True)
 class GpuPrograms:
-    """Programs by name, and all kernels that they launch, by name."""
+    """Programs by name, and all kernels that they launch, by name.
+
+    Attributes:
+        counts: for each launch of a program's lowered form, how many launches of the GPU it became, by program.
+    """
 
     programs: Mapping[str, DeviceProgram]
     kernels: Mapping[str, Kernel]
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def default_buckets(most: int) -> tuple[int, ...]:
@@ -54,4 +59,5 @@ def gpu_programs(module: ModuleOp, names: Sequence[str], max_rows: int, buckets:
         for name, kernel in code.kernels.items():
             if kernels.setdefault(name, kernel) != kernel:
                 raise CompileError(f"two kernels have the name {name}; give them names that tell them apart")
-    return GpuPrograms({name: code.program for name, code in made.items()}, kernels)
+    programs = {name: code.program for name, code in made.items()}
+    return GpuPrograms(programs, kernels, {name: code.counts for name, code in made.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
@@ -19,8 +20,10 @@ _OWN_KINDS = ("window", "tail")
 _OF_ALL_LAYERS = "rotary."  # frequencies that say nothing of who reads them
 
 
-def launches_by_layer(func: FuncOp) -> Counter[int]:
+def launches_by_layer(func: FuncOp, counts: Sequence[int] | None = None) -> Counter[int]:
     """Count a program's launches by layer; `NO_LAYER` for the rest.
+
+    `counts` says how many launches of a target each one becomes there; by default each counts once.
 
     A launch belongs to the latest layer whose weights it reads, whose window or tail it touches or whose cache it
     writes; so one that ends a layer and begins the next counts to the next. Without any of these it belongs to the
@@ -33,16 +36,19 @@ def launches_by_layer(func: FuncOp) -> Counter[int]:
         if isinstance(op, Launch):
             layers.append(_layer_of(op, made))
             made |= dict.fromkeys(op.results, (len(layers), layers[-1]))
-    return Counter(layers)
+    found: Counter[int] = Counter()
+    for layer, count in zip(layers, counts if counts is not None else [1] * len(layers), strict=True):
+        found[layer] += count
+    return found
 
 
-def launches_by_kind(func: FuncOp, config: ModelConfig) -> dict[str, int]:
+def launches_by_kind(func: FuncOp, config: ModelConfig, counts: Sequence[int] | None = None) -> dict[str, int]:
     """The most launches of a layer of each kind: swa, full, reindex, reuse (SPEC 0); `+engram` where it has one."""
-    counts = launches_by_layer(func)
+    by_layer = launches_by_layer(func, counts)
     most: dict[str, int] = {}
     for layer in range(config.num_hidden_layers):
         kind = config.layer_mode(layer) + ("+engram" if config.is_engram(layer) else "")
-        most[kind] = max(most.get(kind, 0), counts[layer])
+        most[kind] = max(most.get(kind, 0), by_layer[layer])
     return most
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dsv41c.errors import PlanError
 from dsv41c.models.state import StateSpec
 from dsv41c.runtime.plan import Plan
-from dsv41c.runtime.plan_format import ELEMENT_TYPES, Program, WeightEntry, to_json
+from dsv41c.runtime.plan_format import ELEMENT_TYPES, DeviceProgram, Program, WeightEntry, to_json
 
 _REASONS = {
     "tuned": "tuned: the fastest that was measured on this target",
@@ -39,6 +39,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "checkpoint": str(plan.checkpoint),
         "tokenizer": manifest.tokenizer,
         "programs": {name: describe_program(program, names) for name, program in plan.programs.items()},
+        "gpu_programs": {name: describe_gpu_program(program) for name, program in plan.device.items()},
         "kernels": [{**to_json(kernel), "bytes": _file_bytes(plan, kernel.file)} for kernel in manifest.kernels],
         "reference_kernels": sorted(kernel.name for kernel in manifest.kernels if kernel.kind == "reference"),
         "cache_formats": {spec.name: spec.row_format for spec in manifest.state},
@@ -87,6 +88,17 @@ def describe_program(program: Program, kernels: Collection[str]) -> dict[str, An
         "launches": len(program.launches),
         "launches_by_kernel": dict(sorted(Counter(launch.kernel for launch in program.launches).items())),
         "bodies": _bodies(program, kernels),
+    }
+
+
+def describe_gpu_program(program: DeviceProgram) -> dict[str, Any]:
+    """What a GPU program computes, how often it launches each kernel, and the bytes of its values by rows of a call."""
+    return {
+        "of": program.of,
+        "padded": program.padded,
+        "launches": len(program.launches),
+        "launches_by_kernel": dict(sorted(Counter(launch.kernel for launch in program.launches).items())),
+        "buckets": [{"rows": bucket.rows, "arena_bytes": bucket.arena} for bucket in program.buckets],
     }
 
 

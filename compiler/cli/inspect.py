@@ -51,9 +51,14 @@ def inspect_command(plan: Path, checkpoint: Path | None, as_json: bool, explain_
     out = console()
     gpus = [one["name"] for one in found["targets"] if one["name"] != "cpu"]
     on_gpus: list[Callable[[dict[str, Any]], Table]] = [partial(_gpu_kernels, target=target) for target in gpus]
-    for part in (_facts, _programs, _kernels, *on_gpus, _state, _weights, _bytes, *_bill_parts(found)):
+    on_cpu = [_programs, _kernels] if found["programs"] else []
+    for part in (_facts, *on_cpu, *([_gpu_programs] if gpus else []), *on_gpus, _state, _weights, _bytes):
         out.print(part(found))
         out.print()
+    for name, bill in _bills(found).items():
+        for table_of in _bill_parts(bill):
+            out.print(table_of(bill, name))
+            out.print()
     if found["reference_kernels"]:
         names = ", ".join(found["reference_kernels"])
         note = "kernels run as torch functions of the runtime, not compiled code"
@@ -169,20 +174,39 @@ def _resident(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "all rings of the backbone, a sequence", bytes_text(found["ring_bytes_per_sequence"])
 
 
-def _bill_parts(found: dict[str, Any]) -> list[Callable[[dict[str, Any]], Table]]:
-    """The tables of the bill that the plan has; one that was not made by the compiler may lack it."""
+def _gpu_programs(found: dict[str, Any]) -> Table:
+    rows = [
+        (name, program["of"], program["launches"], bucket["rows"], bytes_text(bucket["arena_bytes"]))
+        for name, program in found["gpu_programs"].items()
+        for bucket in program["buckets"]
+    ]
+    numbers = ("launches", "rows up to", "values")
+    return table("programs on GPUs", ("program", "computes", *numbers), rows, numbers)
+
+
+def _bills(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The bills of a plan by what they are for: its only one, or the CPU's and that of its GPUs."""
+    return {"cpu": found, "GPUs": found["gpu"]} if "gpu" in found else {"": found}
+
+
+def _bill_parts(bill: dict[str, Any]) -> list[Callable[[dict[str, Any], str], Table]]:
+    """The tables of a bill; a plan that was not made by the compiler may lack some."""
     parts = {"kernels_per_layer": _launches_by_kind, "step_cost": _step_cost, "transient_peak_bytes": _transient}
-    return [part for key, part in parts.items() if key in found]
+    return [part for key, part in parts.items() if key in bill]
 
 
-def _launches_by_kind(found: dict[str, Any]) -> Table:
+def _titled(title: str, of: str) -> str:
+    return f"{title}, {of}" if of else title
+
+
+def _launches_by_kind(found: dict[str, Any], of: str) -> Table:
     rows = [(kind, forms["prefill"], forms["decode"]) for kind, forms in found["kernels_per_layer"].items()]
     whole = found["launches_per_step"]
     rows.append(("whole step", whole["prefill"], whole["decode"]))
-    return table("launches", ("layer", "prefill", "decode"), rows, ("prefill", "decode"))
+    return table(_titled("launches", of), ("layer", "prefill", "decode"), rows, ("prefill", "decode"))
 
 
-def _step_cost(found: dict[str, Any]) -> Table:
+def _step_cost(found: dict[str, Any], of: str) -> Table:
     rows = [
         (
             one["context"],
@@ -194,17 +218,17 @@ def _step_cost(found: dict[str, Any]) -> Table:
         for one in found["step_cost"]
     ]
     numbers = ("context", "as bf16", "moved", "least")
-    return table("decode step in GFLOP", ("context", "by precision", *numbers[1:]), rows, numbers)
+    return table(_titled("decode step in GFLOP", of), ("context", "by precision", *numbers[1:]), rows, numbers)
 
 
 def _giga(count: float) -> str:
     return f"{count / 1e9:.3g}"
 
 
-def _transient(found: dict[str, Any]) -> Table:
+def _transient(found: dict[str, Any], of: str) -> Table:
     rows = [
         (one["chunk"], one["context"], bytes_text(one["bytes"]), bytes_text(one["indexer_bytes"]))
         for one in found["transient_peak_bytes"]
     ]
     columns = ("rows", "context", "peak", "indexer's share")
-    return table("transient bytes", columns, rows, columns)
+    return table(_titled("transient bytes", of), columns, rows, columns)

@@ -27,6 +27,7 @@ def test_compiles_and_verifies_each_pass(
     kernel = cache_rows.store_plain("store_tail", "fp32", 128)
     monkeypatch.setattr(driver, "kernels_of", lambda config, families: ())
     monkeypatch.setattr(driver, "gpu_programs", lambda *args: GpuPrograms({}, {"store_tail": kernel}))
+    monkeypatch.setattr(driver, "gpu_bill_of", lambda *args: {})
     plan, dumps = tmp_path / "deep" / "plan", tmp_path / "ir"
     shown = ("--verify-each", "--print-passes", "--dump-ir", dumps)
     sizes = ("--page-tokens", "16", "--max-rows", "32", "--target", "cpu,cuda:sm_80")

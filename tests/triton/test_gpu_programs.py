@@ -1,12 +1,17 @@
 """The GPU programs of mini6 as the CUDA executor reads them: places, arguments and grids of every launch."""
 
 import pytest
-from shared_folders import once, tree_hash
+from shared_folders import GOLDEN, once, tree_hash
 from test_device_step import write_lowered
+from xdsl.dialects.builtin import ModuleOp
 
+from dsv41c.compiler import bill
 from dsv41c.compiler.driver import PROGRAMS
 from dsv41c.compiler.gpu_programs import GpuPrograms, default_buckets, gpu_programs
+from dsv41c.compiler.layers import launches_by_kind, launches_by_layer
+from dsv41c.ir.builder import functions
 from dsv41c.ir.text import parse_module
+from dsv41c.models.checkpoint import Checkpoint
 from dsv41c.runtime.device_memory import Layout
 from dsv41c.runtime.expressions import size_value
 from dsv41c.runtime.launch_args import PackedArguments, grid_of
@@ -17,9 +22,14 @@ INPUTS_AT, ARENA_AT, FIXED_AT = 1 << 20, 1 << 30, 1 << 40
 
 
 @pytest.fixture(scope="module")
-def made() -> GpuPrograms:
+def module() -> ModuleOp:
     folder = once(f"mini6-gpu-{tree_hash('mini6')}", write_lowered)
-    return gpu_programs(parse_module((folder / "lowered.mlir").read_text()), PROGRAMS, MAX_ROWS, (1, 4))
+    return parse_module((folder / "lowered.mlir").read_text())
+
+
+@pytest.fixture(scope="module")
+def made(module: ModuleOp) -> GpuPrograms:
+    return gpu_programs(module, PROGRAMS, MAX_ROWS, (1, 4))
 
 
 def records(made: GpuPrograms) -> dict[str, GpuKernel]:
@@ -60,6 +70,24 @@ def test_every_launch_fits(name: str, rows: int, sequences: int, made: GpuProgra
         launched += grid_of(launch.kernel, gpu, values, grid_sizes) is not None
         PackedArguments(launch.kernel, gpu, values)
     assert launched == len(program.launches) > 100
+
+
+def test_the_bill_counts_what_a_gpu_launches(
+    module: ModuleOp, made: GpuPrograms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches, not ops; bytes of the buckets that are there, for the longest context."""
+    monkeypatch.setattr(bill, "_step_cost", lambda *args: {})  # of the network, which this text no longer has
+    config, step = Checkpoint.open(GOLDEN / "mini6").config, functions(module)["step"]
+    found = bill.gpu_bill_of(config, 16, step, step, made, {"T": MAX_ROWS, "B": 4, "P": 12, "R": 4, "N": 48, "S": 4})
+    launches = {form: len(made.programs[name].launches) for form, name in (("prefill", "step"), ("decode", "decode"))}
+    assert found["launches_per_step"] == launches
+    assert sum(launches_by_layer(step, made.counts["decode"]).values()) == launches["decode"]
+    assert found["kernels_per_layer"]["reuse"]["decode"] > launches_by_kind(step, config)["reuse"]
+    arenas = {one.rows: one.arena for name in ("decode", "step") for one in made.programs[name].buckets}
+    assert [(one["chunk"], one["context"], one["bytes"]) for one in found["transient_peak_bytes"]] == [
+        (rows, 192, arenas[rows]) for rows in (1, 4, MAX_ROWS)
+    ]
+    assert all(0 < one["indexer_bytes"] < one["bytes"] for one in found["transient_peak_bytes"])
 
 
 def test_programs_of_a_plan(made: GpuPrograms) -> None:

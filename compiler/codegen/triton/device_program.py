@@ -35,11 +35,13 @@ class DeviceCode:
         program: as plans hold it.
         kernels: those that its launches name.
         finished: the ops of the lowered program by the place of the last launch of each.
+        counts: for each launch of the lowered program, how many of the GPU's it became.
     """
 
     program: DeviceProgram
     kernels: Mapping[str, Kernel]
     finished: Mapping[int, LoweredOp]
+    counts: tuple[int, ...]
 
 
 def device_program(
@@ -61,6 +63,7 @@ def device_program(
     counts = sorted(rows)
     build = DeviceBuilder(get_symbols(func) | {ROWS: (1, counts[-1])}, few)
     finished: dict[int, LoweredOp] = {}
+    became: list[int] = []
     for op in func.body.block.ops:
         if not isinstance(op, Launch):
             continue
@@ -72,6 +75,7 @@ def device_program(
         else:
             recipe_for(lowered, target)(lowered, build)
         finished[len(build.launches) - 1] = lowered
+        became.append(len(build.launches) - sum(became))
     outputs = tuple(outputs_of(func, texts))
     program = DeviceProgram(
         inputs=tuple(input_of(argument) for argument in func.args if isinstance(argument.type, TensorType)),
@@ -82,7 +86,7 @@ def device_program(
         of=of,
         buckets=tuple(_bucket(build, func, count, {output.value for output in outputs}) for count in counts),
     )
-    return DeviceCode(program, build.kernels, finished)
+    return DeviceCode(program, build.kernels, finished, tuple(became))
 
 
 def _lowered(op: Launch, texts: Mapping[SSAValue, str]) -> LoweredOp:
