@@ -8,6 +8,7 @@ each bucket are recorded once as a graph; other calls are launched one by one.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from dsv41c.runtime.plan_format import (
 __all__ = ["CudaExecutor", "load_kernel", "open_plan"]
 
 _WARP = 32
+_PREPARED = 64  # kinds of calls whose packed arguments are kept; prompts of many lengths come once each
 # What a driver says of a binary that its release cannot take; the PTX beside it may do.
 _TOO_NEW = ("CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 _ROWS, _PAGES, _SEQUENCES = "T", "P", ("B", "R")
@@ -135,7 +137,7 @@ class CudaExecutor:
             driver.fill(self._addresses[f"${name}"], 0, size)
         driver.synchronize()
         self._layout: Layout | None = None
-        self._prepared: dict[tuple[Any, ...], tuple[Layout, list[_Prepared]]] = {}
+        self._prepared: OrderedDict[tuple[Any, ...], tuple[Layout, list[_Prepared]]] = OrderedDict()
         self.graphs: dict[tuple[str, int, int], Any] = {}
 
     def run(self, program: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -251,11 +253,15 @@ class CudaExecutor:
 
     def _launches(self, name: str, bucket: Bucket, sizes: Mapping[str, int]) -> tuple[Layout, list[_Prepared]]:
         key = (name, bucket.rows, *sorted(sizes.items()))
-        if key not in self._prepared:
+        if key in self._prepared:
+            self._prepared.move_to_end(key)
+        else:
             program = self._plan.device[name]
             places = self._addresses["inputs"], self._addresses["arena"]
             layout = Layout.of(program, bucket, sizes, *places, self._addresses)
             self._prepared[key] = layout, [self._prepare(launch, layout) for launch in program.launches]
+            if len(self._prepared) > _PREPARED:
+                self._prepared.popitem(last=False)
         return self._prepared[key]
 
     def _prepare(self, launch: DeviceLaunch, layout: Layout) -> _Prepared:

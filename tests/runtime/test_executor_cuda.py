@@ -16,6 +16,7 @@ from host_driver import HostDriver
 from safetensors.torch import load_file
 
 from dsv41c.errors import PlanError
+from dsv41c.runtime import executor_cuda
 from dsv41c.runtime.cuda_driver import CudaDriver, DriverError
 from dsv41c.runtime.device_checks import kernels_for
 from dsv41c.runtime.device_memory import Layout, bound_sizes, bucket_of
@@ -248,6 +249,14 @@ def test_calls_that_are_not_padded_are_launched_one_by_one(plan: Plan) -> None:
     driver: Any = executor._driver
     assert driver.launched[1][1] == (2, 1, 1)
     assert executor.graphs == {}
+
+
+def test_prompts_of_many_lengths_keep_no_more_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_cuda, "_PREPARED", 2)
+    executor = CudaExecutor(replace(plan, device={"tails": replace(PROGRAM, padded=False)}), HostDriver(), 3, 2)
+    results = [executor.run("step", {"positions": torch.arange(rows)}) for rows in (1, 2, 1, 3, 1)]
+    assert len(executor._prepared) == 2
+    assert all(torch.equal(again[name], results[0][name]) for again in (results[2], results[4]) for name in again)
 
 
 def test_calls_that_nothing_takes(executor: CudaExecutor, plan: Plan) -> None:
