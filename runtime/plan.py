@@ -160,8 +160,9 @@ def _check_target(targets: tuple[Target, ...], wanted: str | None, cpuinfo: Path
         return
     if wanted not in (target.name for target in targets):
         names = ", ".join(target.name for target in targets) or "nothing"
+        other = ", or run it on its GPU with --gpu 0" if wanted == CPU and "cuda:" in names else ""
         raise PlanError(
-            f"the plan was compiled for {names}, this runtime runs {wanted}; compile it with --target {wanted}"
+            f"the plan was compiled for {names}, this runtime runs {wanted}; compile it with --target {wanted}{other}"
         )
     missing: list[list[str]] = [missing_features(target.features, cpuinfo) for target in targets if target.name == CPU]
     if wanted == CPU and all(missing):

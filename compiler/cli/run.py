@@ -49,6 +49,7 @@ class TokenIds(click.ParamType):
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Sample among the best whose sum reaches p.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the compiled kernels.")
+@click.option("--gpu", metavar="N", type=click.IntRange(min=0), help="Run on this GPU; the CPU if absent.")
 @click.option(
     "--prefill",
     type=click.Choice(PREFILLS),
@@ -94,6 +95,7 @@ def run_command(
     top_p: float,
     seed: int,
     threads: int,
+    gpu: int | None,
     prefill: str,
     exact_window: bool,
     export_state: Path | None,
@@ -138,7 +140,13 @@ def run_command(
         raise RequestError(f"--save-logits {save_logits}: there is no folder {save_logits.parent}; make it first")
     started = time.perf_counter()
     engine = load(
-        plan, checkpoint=checkpoint, threads=threads, max_sequences=1, prefill=prefill, exact_window=exact_window
+        plan,
+        checkpoint=checkpoint,
+        gpu=gpu,
+        threads=threads,
+        max_sequences=1,
+        prefill=prefill,
+        exact_window=exact_window,
     )
     watch = _Watch(started, time.perf_counter())
     if export_state is not None:

@@ -30,6 +30,7 @@ KEY_VARIABLE = "DSV41C_API_KEY"
 @click.option("--prefill", type=click.Choice(PREFILLS), default=PREFILLS[0], show_default=True, help="As of `run`.")
 @click.option("--exact-window", is_flag=True, help="As of `run`; prefixes then go on from window states only.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the compiled kernels.")
+@click.option("--gpu", metavar="N", type=click.IntRange(min=0), help="Run on this GPU; the CPU if absent.")
 @click.option("--max-sequences", type=click.IntRange(min=1), help="Requests that run at the same time.")
 @click.option("--cache-tokens", type=click.IntRange(min=1), help="Tokens that the caches hold for all of them.")
 @click.option("--memory-bytes", type=click.IntRange(min=1), help="Of caches and of the values of a call.")
@@ -60,6 +61,7 @@ def serve_command(
     prefill: str,
     exact_window: bool,
     threads: int,
+    gpu: int | None,
     max_sequences: int | None,
     cache_tokens: int | None,
     memory_bytes: int | None,
@@ -101,6 +103,7 @@ def serve_command(
     engine = load(
         plan,
         checkpoint=checkpoint,
+        gpu=gpu,
         prefill=prefill,
         exact_window=exact_window,
         threads=threads,

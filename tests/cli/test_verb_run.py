@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dsv41c.errors import PlanError
+from dsv41c.runtime import api
 from dsv41c.runtime.plan_format import MANIFEST, encode_manifest, manifest_from_json
 from dsv41c.runtime.tokenizer import Tokenizer
 
@@ -148,6 +150,19 @@ def test_refusals(args: tuple[str, ...], code: int, message: str, mini6_plan: Pa
     assert result.stdout == ""
     assert message in result.stderr
     assert code == 2 or result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [("run", "--tokens", "5"), ("serve",)], ids=lambda verb: verb[0])
+def test_a_gpu_is_chosen_by_its_number(
+    verb: tuple[str, ...], mini6_plan: Path, dsv41c, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, device: int, checkpoint: Path | None) -> None:
+        raise PlanError(f"GPU {device} for {path.name}")
+
+    monkeypatch.setattr(api, "open_plan", refuse)
+    result = dsv41c(verb[0], mini6_plan, *verb[1:], "--gpu", "3")
+    assert result.exit_code == 1
+    assert result.stderr == f"error: GPU 3 for {mini6_plan.name}\n"
 
 
 def test_one_process_prefills_and_another_goes_on(mini6_plan: Path, process, dsv41c, tmp_path: Path) -> None:
