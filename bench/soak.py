@@ -115,7 +115,9 @@ async def refused(asking: Any, status: int) -> str:
 async def soak(url: str, requests: int, draw: random.Random) -> Counter[str]:
     ends: Counter[str] = Counter()
     left = iter(range(requests))
-    async with openai.AsyncOpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
+    # A client's own five seconds for a connection pass on a busy machine; what is stuck is judged below.
+    patient = float(STUCK_SECONDS)
+    async with openai.AsyncOpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0, timeout=patient) as client:
 
         async def caller() -> None:
             for _ in left:
