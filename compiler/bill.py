@@ -5,32 +5,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from xdsl.dialects.func import FuncOp
 
-from dsv41c.compiler.gpu_programs import DECODE, GpuPrograms
 from dsv41c.compiler.layers import launches_by_kind
 from dsv41c.compiler.least_bytes import least_bytes
 from dsv41c.ir.cost import cost_of
-from dsv41c.ir.dims import evaluate
 from dsv41c.ir.ops.program import Launch
 from dsv41c.ir.ops.table import BF16_EQUIVALENT, bf16_equivalents
 from dsv41c.ir.transient import transient_peak
-from dsv41c.ir.types import dtype_of
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import draft_state_specs, state_specs
 from dsv41c.runtime.kernels.scratch import scratch_bytes
-from dsv41c.runtime.plan_format import DeviceBuffer, DeviceProgram
 
 # Rows of a forward and tokens of its sequence at which costs are stated, as far as a plan's ranges go; where they end
 # before, their end.
 CHUNKS = (1, 512, 16384)
 CONTEXTS = (4096, 65536, 1 << 20)
-_INDEXER = "indexer"  # the family of its kernels
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ def bill_of(config: ModelConfig, page_tokens: int, programs: Programs) -> dict[s
     """
     forms = {"prefill": programs.prefill, "decode": programs.decode}
     by_kind = {form: launches_by_kind(func, config) for form, func in forms.items()}
-    contexts = [n for n in CONTEXTS if n <= config.max_position_embeddings] or [config.max_position_embeddings]
+    contexts = contexts_of(config)
     return {
         **state_bill(config, page_tokens),
         "kernels_per_layer": {kind: {form: by_kind[form][kind] for form in forms} for kind in by_kind["prefill"]},
@@ -73,63 +67,13 @@ def bill_of(config: ModelConfig, page_tokens: int, programs: Programs) -> dict[s
             for context in contexts
             for chunk in sorted({min(chunk, context, programs.ranges["T"][1]) for chunk in CHUNKS})
         ],
-        "step_cost": [_step_cost(config, programs, context, page_tokens) for context in contexts],
+        "step_cost": [step_cost(config, programs, context, page_tokens) for context in contexts],
     }
 
 
-def gpu_bill_of(
-    config: ModelConfig, page_tokens: int, network: FuncOp, step: FuncOp, made: GpuPrograms, highest: Mapping[str, int]
-) -> dict[str, Any]:
-    """The bill of a plan's GPU programs: the keys of `bill_of`, counted on what a GPU launches.
-
-    Args:
-        config, page_tokens: as of `bill_of`.
-        network: as of `Programs`.
-        step: the step program as it was lowered for GPUs.
-        made: the GPU programs.
-        highest: largest value by symbol. A bucket's memory is for the longest context, so peaks are stated for that.
-    """
-    forms = {"prefill": str(made.programs[DECODE].of), "decode": DECODE}
-    by_kind = {form: launches_by_kind(step, config, made.counts[name]) for form, name in forms.items()}
-    context = min(highest["P"] * page_tokens, config.max_position_embeddings)
-    buckets = [(bucket, name) for name in forms.values() for bucket in made.programs[name].buckets]
-    peaks = {
-        bucket.rows: {
-            "chunk": bucket.rows,
-            "context": context,
-            "bytes": bucket.arena,
-            "indexer_bytes": _indexer_bytes(made, name, {**highest, **sizes_of(bucket.rows, context, page_tokens)}),
-        }
-        for bucket, name in buckets
-    }
-    contexts = [n for n in CONTEXTS if n <= config.max_position_embeddings] or [config.max_position_embeddings]
-    programs = Programs(network, step, step, {name: (1, high) for name, high in highest.items()})
-    return {
-        **state_bill(config, page_tokens),
-        "kernels_per_layer": {kind: {form: by_kind[form][kind] for form in forms} for kind in by_kind["prefill"]},
-        "launches_per_step": {form: len(made.programs[name].launches) for form, name in forms.items()},
-        "transient_peak_bytes": [peaks[rows] for rows in sorted(peaks)],
-        "step_cost": [_step_cost(config, programs, context, page_tokens) for context in contexts],
-    }
-
-
-def _indexer_bytes(made: GpuPrograms, name: str, sizes: Mapping[str, int]) -> int:
-    """What the launches of the indexer's kernels read and write of a program's own values, the largest of them."""
-    program, found = made.programs[name], 0
-    for launch in program.launches:
-        if made.kernels[launch.kernel].family != _INDEXER:
-            continue
-        buffers = {arg for arg in launch.args if isinstance(arg, str) and arg[:1] == "%"} & _own(program)
-        found = max(found, sum(_bytes_of(program.buffers[arg[1:]], sizes) for arg in buffers))
-    return found
-
-
-def _own(program: DeviceProgram) -> set[str]:
-    return {f"%{name}" for name in program.buffers}
-
-
-def _bytes_of(buffer: DeviceBuffer, sizes: Mapping[str, int]) -> int:
-    return math.prod(evaluate(size, sizes) for size in buffer.shape) * dtype_of(buffer.dtype).itemsize
+def contexts_of(config: ModelConfig) -> list[int]:
+    """The contexts at which a model's costs are stated: those of `CONTEXTS` that it has, or its longest."""
+    return [n for n in CONTEXTS if n <= config.max_position_embeddings] or [config.max_position_embeddings]
 
 
 def sizes_of(rows: int, context: int, page_tokens: int) -> dict[str, int]:
@@ -153,7 +97,8 @@ def _transient(programs: Programs, chunk: int, context: int, page_tokens: int) -
     return {"chunk": chunk, "context": context, "bytes": peak.bytes, "indexer_bytes": peak.indexer_bytes}
 
 
-def _step_cost(config: ModelConfig, programs: Programs, context: int, page_tokens: int) -> dict[str, Any]:
+def step_cost(config: ModelConfig, programs: Programs, context: int, page_tokens: int) -> dict[str, Any]:
+    """What one row computes and moves at a context: an element of the bill's `step_cost`."""
     sizes = sizes_of(1, context, page_tokens)
     flops = cost_of(programs.network, sizes).total.flops
     moved = cost_of(programs.decode, sizes).total

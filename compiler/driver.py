@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save
@@ -18,18 +18,14 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from dsv41c.compiler.artifact import staged_folder, write_files
-from dsv41c.compiler.bill import Programs, bill_of, gpu_bill_of
+from dsv41c.compiler.bill import Programs, bill_of
 from dsv41c.compiler.codegen.mlir.iree import CpuTarget, KernelCache, compile_linalg
 from dsv41c.compiler.codegen.mlir.lower import lower_regions
 from dsv41c.compiler.codegen.mlir.views import compile_views
 from dsv41c.compiler.codegen.triton.configs import Configs, configs_of, read_configs
-from dsv41c.compiler.codegen.triton.families import kernels_of
-from dsv41c.compiler.codegen.triton.lowering import lower_for_gpu
 from dsv41c.compiler.codegen.triton.targets import TARGETS as GPU_TARGETS
 from dsv41c.compiler.codegen.triton.targets import GpuTarget, parse_target
 from dsv41c.compiler.definitions import ALONE, COMPOSED, DEFINITIONS, WHOLE, Definitions
-from dsv41c.compiler.gpu_kernels import GpuKernels, compile_for_gpus
-from dsv41c.compiler.gpu_programs import GpuPrograms, default_buckets, gpu_programs
 from dsv41c.compiler.importer import import_program
 from dsv41c.compiler.launch_list import buckets_of, program_of
 from dsv41c.compiler.probe import checkpoint_probe
@@ -48,7 +44,7 @@ from dsv41c.models.weights import empty_backbone, stacked_names
 from dsv41c.passes.derive_replay import REPLAY
 from dsv41c.passes.manager import PassManager, PassReport, Probe
 from dsv41c.passes.pass_base import PassContext
-from dsv41c.passes.pipeline import PHASES, default_pipeline, gpu_pipeline
+from dsv41c.passes.pipeline import PHASES, default_pipeline
 from dsv41c.passes.specialize_rows import SUFFIX
 from dsv41c.passes.split_ced import ENCODE, TAIL
 from dsv41c.runtime.kernels import registry
@@ -70,6 +66,9 @@ from dsv41c.runtime.plan_format import (
     encode_launches,
     encode_manifest,
 )
+
+if TYPE_CHECKING:
+    from dsv41c.compiler.gpu_part import GpuPart
 
 CPU = "cpu"
 TARGETS = (CPU, *GPU_TARGETS)
@@ -325,7 +324,7 @@ class _Compilation:
         self.target = CpuTarget(options.cpu)
         # Asked for at once, because it is quick and refuses a CPU that is unknown.
         self.features = self.target.required_features if CPU in options.targets else ()
-        self.gpus = [parse_target(name) for name in options.targets if name != CPU]
+        self.gpus = [_gpu_target(name) for name in options.targets if name != CPU]
         self.configs = _configs(self.gpus, options.configs)
 
     def write(self, folder: Path) -> None:
@@ -340,16 +339,12 @@ class _Compilation:
         launches, kernels, bill = LaunchList({}), list[KernelEntry](), dict[str, Any]()
         programs, passes = list(lowered.programs.values()), lowered.passes
         if self.gpus:
-            module, gpu_passes = self._lower_for_gpu(lowered)
-            made = self._gpu_programs(module)
-            gpu = self._compile_gpu_kernels(made)
-            kernels += gpu.entries
-            files |= {**gpu.files, GPU_TEXT: print_module(module).encode()}
-            launches = LaunchList({}, dict(made.programs))
-            gpu_functions = functions(module)
-            bill = self._gpu_bill(lowered, gpu_functions[PROGRAM], made)
-            programs += [gpu_functions[name] for name in PROGRAMS if name in gpu_functions]
-            passes = (*passes, *(record for record in gpu_passes if record not in passes))
+            gpu = self._gpu_part(lowered)
+            kernels += gpu.kernels
+            files |= {**gpu.files, GPU_TEXT: print_module(gpu.module).encode()}
+            launches, bill = LaunchList({}, dict(gpu.programs)), gpu.bill
+            programs += [func for name, func in functions(gpu.module).items() if name in PROGRAMS]
+            passes = (*passes, *(record for record in gpu.passes if record not in passes))
         if CPU in self.options.targets:
             compiled = self._compile_kernels(lowered)
             files |= {kernel.file: data for kernel, data in compiled if kernel.file}
@@ -386,29 +381,11 @@ class _Compilation:
             )
         return None
 
-    def _lower_for_gpu(self, lowered: Lowered) -> tuple[ModuleOp, tuple[PassRecord, ...]]:
-        passes = gpu_pipeline()
-        done = itertools.count(1)
+    def _gpu_part(self, lowered: Lowered) -> GpuPart:
+        # Not above: Triton is an extra, which compiling for a CPU does not need.
+        from dsv41c.compiler.gpu_part import gpu_part
 
-        def on_pass(report: PassReport, module: ModuleOp) -> None:
-            self.progress(f"pass {report.name} for GPUs", next(done), len(passes))
-
-        module = lower_for_gpu(lowered.traced, self.config, lowered.ranges.symbols(), on_pass)
-        return module, tuple(PassRecord(pass_.text(), pass_.digest()) for pass_ in passes)
-
-    def _gpu_programs(self, module: ModuleOp) -> GpuPrograms:
-        options = self.options
-        buckets = options.buckets or default_buckets(min(options.max_rows, options.max_sequences))
-        return gpu_programs(module, PROGRAMS, options.max_rows, buckets)
-
-    def _gpu_bill(self, lowered: Lowered, step: FuncOp, made: GpuPrograms) -> dict[str, Any]:
-        highest = {name: high for name, (_, high) in lowered.ranges.symbols().items()}
-        return gpu_bill_of(self.config, self.options.page_tokens, lowered.network, step, made, highest)
-
-    def _compile_gpu_kernels(self, programs: GpuPrograms) -> GpuKernels:
-        """The kernels of the programs, and those that choose tokens from their logits."""
-        kernels = [*programs.kernels.values(), *kernels_of(self.config, ("sampling",))]
-        return compile_for_gpus(kernels, self.gpus, self.configs, self.options.cache, self.options.jobs, self.progress)
+        return gpu_part(self.config, self.options, lowered, PROGRAMS, self.gpus, self.configs, self.progress)
 
     def _compile_kernels(self, lowered: Lowered) -> list[tuple[KernelEntry, bytes]]:
         regions = lowered.regions
@@ -454,6 +431,12 @@ class _Compilation:
             programs={name: text for name in PROGRAMS if name in lowered.programs},
             digests={},
         )
+
+
+def _gpu_target(name: str) -> GpuTarget:
+    if find_spec("triton") is None:
+        raise CompileError(f"compiling for {name} needs Triton; install dsv41c[triton], or compile for {CPU}")
+    return parse_target(name)
 
 
 def _configs(targets: Iterable[GpuTarget], files: Iterable[Path]) -> dict[str, Configs]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_checkpoint import write_tiny_checkpoint
 
 import dsv41c
 
@@ -27,6 +28,16 @@ ABSENT = {
     "passes": ("dsv41c.compiler", "dsv41c.runtime", "torch_mlir", "iree"),
     "runtime": ("dsv41c.ir", "dsv41c.passes", "dsv41c.compiler", *COMPILER_TOOLS),
 }
+# What compiles for GPUs loads Triton; all else of the compiler must load without it.
+NEED_TRITON = (
+    "dsv41c.compiler.codegen.triton.device_program",
+    "dsv41c.compiler.codegen.triton.kernels",
+    "dsv41c.compiler.codegen.triton.recipes",
+    "dsv41c.compiler.gpu_bill",
+    "dsv41c.compiler.gpu_part",
+    "dsv41c.compiler.gpu_programs",
+)
+MAIN = "dsv41c.compiler.cli.__main__"
 # The verbs that serve a plan live in the command line, and load the runtime alone.
 SERVING = ("run", "serve", "inspect", "output")
 
@@ -96,6 +107,21 @@ def test_serves_from_the_command_line_without_the_compiler(mini6_plan: Path) -> 
         f"cli(['run', {str(mini6_plan)!r}, '--tokens', '5,9,2', '--max-new-tokens', '3'], standalone_mode=False)",
     )
     assert output.splitlines()[-1].count(",") == 2
+
+
+def test_compiles_for_a_cpu_without_triton(tmp_path: Path) -> None:
+    """Triton is an extra: without it a CPU's compiler loads whole, and a GPU's target is refused at once."""
+    names = sorted(name for name in modules("compiler") if not is_under(name, (*NEED_TRITON, MAIN)))
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint")
+    compile_ = f"['compile', {str(checkpoint)!r}, '-o', {str(tmp_path / 'plan')!r}, '--target', 'cuda:sm_90']"
+    output = run_blocked(
+        (),
+        (),
+        f"sys.modules['triton'] = None\nfor name in {names}: importlib.import_module(name)\n"
+        "from click.testing import CliRunner\nfrom dsv41c.compiler.cli import cli\n"
+        f"print(CliRunner().invoke(cli, {compile_}).output)",
+    )
+    assert "error: compiling for cuda:sm_90 needs Triton; install dsv41c[triton], or compile for cpu" in output
 
 
 def is_under(name: str, packages: tuple[str, ...]) -> bool:

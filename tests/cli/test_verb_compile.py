@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_checkpoint import GOLDEN, write_tiny_checkpoint
 
-from dsv41c.compiler import driver
+from dsv41c.compiler import gpu_part
 from dsv41c.compiler.codegen.triton.kernels import cache_rows
 from dsv41c.compiler.gpu_programs import GpuPrograms
 from dsv41c.passes.pipeline import default_pipeline, gpu_pipeline
@@ -25,9 +25,9 @@ def test_compiles_and_verifies_each_pass(
 ) -> None:
     # One kernel instead of all that the model needs for a GPU.
     kernel = cache_rows.store_plain("store_tail", "fp32", 128)
-    monkeypatch.setattr(driver, "kernels_of", lambda config, families: ())
-    monkeypatch.setattr(driver, "gpu_programs", lambda *args: GpuPrograms({}, {"store_tail": kernel}))
-    monkeypatch.setattr(driver, "gpu_bill_of", lambda *args: {})
+    monkeypatch.setattr(gpu_part, "kernels_of", lambda config, families: ())
+    monkeypatch.setattr(gpu_part, "gpu_programs", lambda *args: GpuPrograms({}, {"store_tail": kernel}))
+    monkeypatch.setattr(gpu_part, "gpu_bill_of", lambda *args: {})
     plan, dumps = tmp_path / "deep" / "plan", tmp_path / "ir"
     shown = ("--verify-each", "--print-passes", "--dump-ir", dumps)
     sizes = ("--page-tokens", "16", "--max-rows", "32", "--target", "cpu,cuda:sm_80")

@@ -5,7 +5,7 @@ from shared_folders import GOLDEN, once, tree_hash
 from test_device_step import write_lowered
 from xdsl.dialects.builtin import ModuleOp
 
-from dsv41c.compiler import bill
+from dsv41c.compiler import gpu_bill
 from dsv41c.compiler.driver import PROGRAMS
 from dsv41c.compiler.gpu_programs import GpuPrograms, default_buckets, gpu_programs
 from dsv41c.compiler.layers import launches_by_kind, launches_by_layer
@@ -76,9 +76,11 @@ def test_the_bill_counts_what_a_gpu_launches(
     module: ModuleOp, made: GpuPrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launches, not ops; bytes of the buckets that are there, for the longest context."""
-    monkeypatch.setattr(bill, "_step_cost", lambda *args: {})  # of the network, which this text no longer has
+    monkeypatch.setattr(gpu_bill, "step_cost", lambda *args: {})  # of the network, which this text no longer has
     config, step = Checkpoint.open(GOLDEN / "mini6").config, functions(module)["step"]
-    found = bill.gpu_bill_of(config, 16, step, step, made, {"T": MAX_ROWS, "B": 4, "P": 12, "R": 4, "N": 48, "S": 4})
+    found = gpu_bill.gpu_bill_of(
+        config, 16, step, step, made, {"T": MAX_ROWS, "B": 4, "P": 12, "R": 4, "N": 48, "S": 4}
+    )
     launches = {form: len(made.programs[name].launches) for form, name in (("prefill", "step"), ("decode", "decode"))}
     assert found["launches_per_step"] == launches
     assert sum(launches_by_layer(step, made.counts["decode"]).values()) == launches["decode"]
