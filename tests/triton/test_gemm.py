@@ -15,7 +15,7 @@ from dsv41c.compiler.codegen.triton.kernels import gemm
 from dsv41c.models import ops, quant
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "kernels.safetensors")
-TILE = Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 128})
+TILE = Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 128, "SLICES": 1})
 BOUND = TRITON["gemm"]
 
 
@@ -27,7 +27,8 @@ def product(kernel: Kernel, x: Tensor, w: Tensor, scale: Tensor | None, parts: i
     into = torch.empty(parts, rows, outputs) if kernel.holes["IN_PARTS"] else y
     scale = torch.zeros(1, dtype=torch.uint8) if scale is None else scale
     arguments = {"x_ptr": x, "w_ptr": w, "scale_ptr": scale, "y_ptr": into, "n_rows": rows}
-    run(kernel.with_tiles(TILE), **arguments, n_inputs=inputs, n_outputs=outputs, n_parts=parts, **run_as)
+    own = kernel if "BLOCK_OUTPUTS" in kernel.holes else kernel.with_tiles(TILE)
+    run(own, **arguments, n_inputs=inputs, n_outputs=outputs, n_parts=parts, **run_as)
     if not kernel.holes["IN_PARTS"]:
         return y
     y = torch.empty(rows, outputs, dtype=torch.bfloat16)
@@ -69,11 +70,12 @@ def activations(rows: int, inputs: int) -> Tensor:
     return quant.fake_quantize(x, "fp8_e8m0")
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_skinny_rows_of_the_released_width(parts: int) -> None:
-    """5120 inputs; parts of unequal size, and a sum that is theirs in order."""
+@pytest.mark.parametrize(("width", "parts"), [*((width, 1) for width in gemm.WIDTHS), (16, 3)])
+def test_few_rows_of_the_released_width(width: int, parts: int) -> None:
+    """5120 inputs in slices; parts of unequal size, and a sum that is theirs in order."""
     x, (w, scale) = activations(3, 5120), fp8_weight(96, 5120)
-    y = product(gemm.gemm("skinny", "fp8", skinny=True), x, bytes_of(w), scale, parts=parts)
+    kernel = gemm.gemm("few", "fp8", width=width, in_parts=parts > 1)
+    y = product(kernel, x, bytes_of(w), scale, parts=parts)
     exact = x.double() @ quant.dequantize_weight(w, scale).double().T
     assert_rounded(y, exact)
     assert (y == ops.linear_fp8(x, w, scale, 1)).float().mean() > BOUND.same
@@ -102,10 +104,12 @@ def test_no_tile_lies_in_two_groups() -> None:
     for outputs, widths in ((1024, [128, 64]), (192, [64]), (48, [16])):
         tiles = gemm.gemm("groups", "fp8", 8, outputs).tiles
         assert [tile.holes["BLOCK_OUTPUTS"] for tile in tiles] == widths
+        assert outputs % int(gemm.gemm("few", "fp8", 8, outputs, 64).holes["BLOCK_OUTPUTS"]) == 0
 
 
-def test_bf16_weight_to_fp32() -> None:
-    """As the router and the head multiply: bf16 by bf16, kept in fp32."""
+@pytest.mark.parametrize("width", [0, 16])
+def test_bf16_weight_to_fp32(width: int) -> None:
+    """As the router and the head multiply: bf16 by bf16, kept in fp32; neither rows nor outputs fill the last tile."""
     x, w = activations(17, 160), torch.randn(40, 160, generator=torch.Generator().manual_seed(1)).bfloat16()
-    y = product(gemm.gemm("head", "bf16", result="fp32"), x, w, None)
+    y = product(gemm.gemm("head", "bf16", width=width, result="fp32"), x, w, None)
     torch.testing.assert_close(y.double(), x.double() @ w.double().T, rtol=FP32_SUM, atol=FP32_SUM)

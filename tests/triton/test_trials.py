@@ -20,6 +20,7 @@ from dsv41c.compiler.codegen.triton.trials import Trial, trials_of
 from dsv41c.runtime.plan_format import GpuKernel
 
 PROJECTION = Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 128})
+PRODUCT = Tile({**PROJECTION.holes, "SLICES": 1})
 WINDOW, MAIN = (16, 16, 1280), (32, 8, 512)
 INDEX = (8, 32, 2, (8, 256), 4)
 KERNELS = (
@@ -32,10 +33,10 @@ KERNELS = (
     experts.route(),
     experts.up("up", 256, 128).with_tiles(PROJECTION),
     experts.down("down", 256, 128).with_tiles(PROJECTION),
-    gemm.gemm("tiled", "fp8").with_tiles(PROJECTION),
-    gemm.gemm("fp4", "fp4", skinny=True).with_tiles(PROJECTION),
-    gemm.gemm("groups", "fp8", 2, 64).with_tiles(PROJECTION),
-    gemm.gemm("wide", "bf16", result="fp32").with_tiles(PROJECTION),
+    gemm.gemm("tiled", "fp8").with_tiles(PRODUCT),
+    gemm.gemm("fp4", "fp4", width=32, in_parts=True),
+    gemm.gemm("groups", "fp8", 2, 64).with_tiles(PRODUCT),
+    gemm.gemm("wide", "bf16", result="fp32").with_tiles(PRODUCT),
     gemm.sum_parts("sum"),
     gemm.sum_parts("sum_wide", "fp32"),
     indexer.scores("scores", *INDEX, 1),

@@ -157,7 +157,7 @@ def _gemm(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...])
     holes = gpu.holes
     form, groups, in_parts = str(holes["FORMAT"]), int(holes["GROUPS"]), bool(holes["IN_PARTS"])
     outputs, inputs = (5120 // groups * groups, 5120) if timing else (128 * groups, 256)
-    rows_list = (_BATCHES[:3] if in_parts else (128, _PREFILL)) if timing else (13,)
+    rows_list = (_BATCHES[:3] if int(holes["BLOCK_ROWS"]) == 16 else (128, _PREFILL)) if timing else (13,)
     parts = (8 if timing else 3) if in_parts else 1
     for rows in rows_list:
         x = make.normal(rows, groups * inputs)

@@ -42,6 +42,7 @@ def gemm_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
+    SLICES: tl.constexpr,
     FP8_CASTS: tl.constexpr,
 ):
     """x bf16 [n_rows, GROUPS * n_inputs] by w [n_outputs, n_inputs]: each group of inputs has its own outputs.
@@ -49,7 +50,7 @@ def gemm_kernel(
     FORMAT and what w and scale hold: "fp8", e4m3 bytes and a scale byte for each 32 x 32 block; "fp4", two e2m1 codes a
     byte and a scale byte for each 32 inputs of a row; "bf16", no scale. y [n_rows, n_outputs] is bf16 or fp32; with
     IN_PARTS it is fp32 [n_parts, n_rows, n_outputs], one part of the inputs each. n_inputs is divisible by 32, and
-    n_outputs / GROUPS by BLOCK_OUTPUTS where there are groups.
+    n_outputs / GROUPS by BLOCK_OUTPUTS where there are groups. SLICES: as in `add_product`.
     """
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
@@ -61,19 +62,54 @@ def gemm_kernel(
     x_row = x_ptr + row.to(tl.int64) * (GROUPS * n_inputs)
     blocks = tl.cdiv(n_inputs, BLOCK_INPUTS)
     per_part = tl.cdiv(blocks, n_parts)
-    total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+    total = no_product(SLICES, BLOCK_ROWS, BLOCK_OUTPUTS)
     for block in range(part * per_part, tl.minimum(part * per_part + per_part, blocks)):
         start = block * BLOCK_INPUTS
         x = input_tile(x_row, inside, start, n_inputs, BLOCK_INPUTS)
         w = weight_tile(
             w_ptr, scale_ptr, output, start, n_outputs, n_inputs, FORMAT, BLOCK_OUTPUTS, BLOCK_INPUTS, FP8_CASTS
         )
-        total = tl.dot(x, tl.trans(w), total)
+        total = add_product(x, w, total, SLICES)
+    total = sum_slices(total, SLICES)
     at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
     if IN_PARTS:
         at += part.to(tl.int64) * n_rows * n_outputs
     wanted = inside[:, None] & (output < n_outputs)[None, :]
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def no_product(SLICES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """What `add_product` starts from."""
+    if SLICES == 1:
+        return tl.zeros((ROWS, OUTPUTS), tl.float32)
+    else:
+        return tl.zeros((SLICES, ROWS, OUTPUTS), tl.float32)
+
+
+@triton.jit
+def add_product(x, w, total, SLICES: tl.constexpr):
+    """total and x [rows, inputs] by w [outputs, inputs], the inputs in slices side by side.
+
+    With few outputs each warp takes a slice of its own: warps side by side along the outputs would all read the same
+    rows of x out of shared memory, which are then more bytes than the weight's.
+    """
+    if SLICES == 1:
+        return tl.dot(x, tl.trans(w), total)
+    else:
+        INPUTS: tl.constexpr = x.shape[1] // SLICES
+        x = tl.permute(tl.reshape(x, (x.shape[0], SLICES, INPUTS)), (1, 0, 2))
+        w = tl.permute(tl.reshape(w, (w.shape[0], SLICES, INPUTS)), (1, 2, 0))
+        return tl.dot(x, w, total)
+
+
+@triton.jit
+def sum_slices(total, SLICES: tl.constexpr):
+    """fp32 [rows, outputs] of what `add_product` added."""
+    if SLICES == 1:
+        return total
+    else:
+        return tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -135,13 +171,13 @@ def weight_tile(
 _SIZES = dict.fromkeys(("n_rows", "n_inputs", "n_outputs", "n_parts"), "i32")
 _GRID = (("n_outputs", "BLOCK_OUTPUTS"), ("n_rows", "BLOCK_ROWS"), ("n_parts", 1))
 _TILED = (
-    Tile({"BLOCK_ROWS": 128, "BLOCK_OUTPUTS": 128, "BLOCK_INPUTS": 64}, warps=8, stages=2),
-    Tile({"BLOCK_ROWS": 64, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 64}, warps=4, stages=2),
+    Tile({"BLOCK_ROWS": 128, "BLOCK_OUTPUTS": 128, "BLOCK_INPUTS": 64, "SLICES": 1}, warps=8, stages=2),
+    Tile({"BLOCK_ROWS": 64, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 64, "SLICES": 1}, warps=4, stages=2),
 )
-_SKINNY = (
-    Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 64, "BLOCK_INPUTS": 128}, warps=4, stages=3),
-    Tile({"BLOCK_ROWS": 16, "BLOCK_OUTPUTS": 32, "BLOCK_INPUTS": 128}, warps=4, stages=2),
-)
+# Outputs of a program with few rows, and (inputs, stages) of its tiles. Fewer outputs read longer pieces of each row of
+# the weight, so that every program has as many bytes on their way: what fills a GPU is the sum of those.
+_SKINNY = {64: ((128, 3), (128, 2)), 32: ((256, 3), (128, 2)), 16: ((512, 3), (256, 4), (128, 2))}
+WIDTHS = tuple(_SKINNY)
 
 
 def gemm(
@@ -149,27 +185,37 @@ def gemm(
     form: str,
     groups: int = 1,
     group_outputs: int = 0,
-    skinny: bool = False,
+    width: int = 0,
     result: str = "bf16",
-    whole: bool = False,
+    in_parts: bool = False,
 ) -> Kernel:
-    """A product with weights of a format; skinny ones take few rows and leave fp32 parts of the inputs behind.
+    """A product with weights of a format.
 
     Args:
         group_outputs: outputs of a group, where there is more than one: no tile may lie in two groups.
-        whole: a skinny one in one part, so that it leaves the result.
+        width: for few rows, one of `WIDTHS`: outputs of a program. A kernel for many rows has tiles of its own.
+        in_parts: whether it leaves fp32 parts of the inputs behind.
     """
-    in_parts = skinny and not whole
     weight = "*bf16" if form == "bf16" else "*u8"
     arguments = {"x_ptr": "*bf16", "w_ptr": weight, "scale_ptr": "*u8", "y_ptr": f"*{'fp32' if in_parts else result}"}
     holes: dict[str, Hole] = {"FORMAT": form, "GROUPS": groups, "IN_PARTS": in_parts, "FP8_CASTS": True}
-    tiles: tuple[Tile, ...] = _SKINNY if skinny else _TILED
-    if groups > 1:
+    tiles = _TILED
+    if width:
+        # Not a tile's: a choice that was measured for other widths is none for this one.
+        holes["BLOCK_OUTPUTS"] = min(width, group_outputs & -group_outputs) if groups > 1 else width
+        tiles = _skinny_tiles(width)
+    elif groups > 1:
         tiles = _tiles_within(tiles, group_outputs)
     multiples = ("n_inputs", "n_outputs")
     return Kernel(
         name, "gemm", "gemm_kernel", {**arguments, **_SIZES}, holes, tiles, _GRID, fp_fusion=True, multiples=multiples
     )
+
+
+def _skinny_tiles(width: int) -> tuple[Tile, ...]:
+    """Tiles of 16 rows, the fewest that matrix units multiply, with a slice of the inputs for each warp."""
+    holes = {"BLOCK_ROWS": 16, "SLICES": 4}
+    return tuple(Tile({**holes, "BLOCK_INPUTS": inputs}, warps=4, stages=stages) for inputs, stages in _SKINNY[width])
 
 
 def _tiles_within(tiles: tuple[Tile, ...], outputs: int) -> tuple[Tile, ...]:
@@ -189,10 +235,12 @@ def sum_parts(name: str, result: str = "bf16") -> Kernel:
 
 def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
     """The products of a model: sizes are arguments, so one kernel serves all linears of a format."""
-    made = []
-    for form in ("fp8", "fp4", "bf16"):
-        made += [gemm(f"gemm_{form}_tiled", form), gemm(f"gemm_{form}_skinny", form, skinny=True)]
     groups = (config.o_groups, config.o_lora_rank)
-    made += [gemm("gemm_fp8_groups_tiled", "fp8", *groups), gemm("gemm_fp8_groups_skinny", "fp8", *groups, skinny=True)]
+    made = [gemm(f"gemm_{form}_tiled", form) for form in ("fp8", "fp4", "bf16")]
+    made += [gemm(f"gemm_fp8_few_{width}", "fp8", width=width) for width in WIDTHS]
+    made += [gemm("gemm_fp4_few_64", "fp4", width=64), gemm("gemm_bf16_few_16", "bf16", width=16)]
+    made += [gemm("gemm_fp8_groups_tiled", "fp8", *groups), gemm("gemm_fp8_groups_few_64", "fp8", *groups, width=64)]
     made.append(gemm("gemm_bf16_fp32_tiled", "bf16", result="fp32"))
+    made += [gemm(f"gemm_bf16_fp32_few_{width}", "bf16", width=width, result="fp32") for width in (64, 16)]
+    made.append(gemm("gemm_bf16_parts", "bf16", width=16, in_parts=True))
     return (*made, sum_parts("sum_parts"), sum_parts("sum_parts_fp32", "fp32"))

@@ -12,10 +12,13 @@ from dsv41c.ir.dims import Dim
 
 __all__ = ["RECIPES"]
 
-_PART_INPUTS = 512  # inputs of a product that one of its parts takes at least
+# Programs of a product with few rows that fill a GPU: all run at once, so about one a multiprocessor is as good as more.
+_PROGRAMS = 100
+# What one program reads of a weight in about the time that a launch takes: with fewer programs than `_PROGRAMS` and more
+# to read, parts of the inputs and their sum are faster. The released router, 384 outputs of 5120 inputs in bf16, reads
+# 160 KiB a program, and every other of its products reads less.
+_PART_BYTES = 256 << 10
 _MOST_PARTS = 8
-_PROGRAMS = 512  # of a product, which fill every GPU
-_TILE_OUTPUTS = 64  # outputs of a program
 _ALIGNED = 16  # what the sizes that a kernel may count on are divisible by
 
 
@@ -66,34 +69,39 @@ def product_of(
     result: str,
     element: str = "bf16",
 ) -> None:
-    """One product; with few rows, and fewer outputs than fill a GPU, in parts of its inputs, which are then added.
+    """One product; with few rows, few outputs and very many inputs in parts of these, which are then added.
 
     Args:
         role: of the scratch. x: rows of groups * inputs. result: its memory. element: of it, "bf16" or "fp32".
     """
-    form, groups = weight.form, weight.groups
-    name = f"gemm_{form}{f'_groups_{weight.group_outputs}' if groups > 1 else ''}"
+    cut = (weight.form, weight.groups, weight.group_outputs)
+    name = f"gemm_{weight.form}{f'_groups_{weight.group_outputs}' if weight.groups > 1 else ''}"
     wide = "_fp32" if element == "fp32" else ""
     given: dict[str, Argument] = {"x_ptr": x, "w_ptr": weight.weight, "scale_ptr": weight.scale}
     given |= {"n_rows": rows, "n_inputs": weight.inputs, "n_outputs": weight.outputs}
-    n_parts = _parts(weight) if build.few else 1
+    width = _width(weight.outputs) if build.few else 0
+    n_parts = _parts(weight, width) if width else 1
     if n_parts == 1:
-        full = f"{name}{wide}_{'skinny' if build.few else 'tiled'}"
-        cut = (groups, weight.group_outputs, build.few)
-        kernel = gemm.gemm(full, form, *cut, result=element, whole=True)
+        kernel = gemm.gemm(f"{name}{wide}_{f'few_{width}' if width else 'tiled'}", *cut, width, element)
         build.launch(_any_outputs(kernel, weight), **given, y_ptr=result, n_parts=1)
         return
     parts = build.scratch(op, role, "f32", n_parts, rows, weight.outputs)
-    kernel = gemm.gemm(f"{name}_parts", form, groups, weight.group_outputs, skinny=True)
+    kernel = gemm.gemm(f"{name}_parts", *cut, width, in_parts=True)
     build.launch(_any_outputs(kernel, weight), **given, y_ptr=parts, n_parts=n_parts)
     adding = _any_outputs(gemm.sum_parts(f"sum_parts{wide}", element), weight)
     build.launch(adding, parts_ptr=parts, y_ptr=result, n_values=product(rows, weight.outputs), n_parts=n_parts)
 
 
-def _parts(weight: _Weight) -> int:
-    """Parts of the inputs: as many as the programs of all outputs leave room for, each with enough to do."""
-    programs = -(-weight.outputs // _TILE_OUTPUTS)
-    return max(1, min(_MOST_PARTS, weight.inputs // _PART_INPUTS, _PROGRAMS // programs))
+def _width(outputs: int) -> int:
+    """Outputs of a program with few rows: the most that leave enough programs."""
+    return next((width for width in gemm.WIDTHS if -(-outputs // width) >= _PROGRAMS), gemm.WIDTHS[-1])
+
+
+def _parts(weight: _Weight, width: int) -> int:
+    """Parts of the inputs: one where the programs of all outputs fill a GPU, or one program has little to read."""
+    read = width * weight.inputs * (2 if weight.form == "bf16" else 1)
+    programs = -(-weight.outputs // width)
+    return 1 if programs >= _PROGRAMS else min(_MOST_PARTS, -(-read // _PART_BYTES))
 
 
 def _any_outputs(kernel: Kernel, weight: _Weight) -> Kernel:
