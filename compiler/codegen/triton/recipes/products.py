@@ -12,11 +12,11 @@ from dsv41c.ir.dims import Dim
 
 __all__ = ["RECIPES"]
 
-# Programs of a product with few rows that fill a GPU: all run at once, so about one a multiprocessor is as good as more.
+# Programs of a product with few rows that fill a GPU: they run all at once, so one a multiprocessor is about enough.
 _PROGRAMS = 100
-# What one program reads of a weight in about the time that a launch takes: with fewer programs than `_PROGRAMS` and more
-# to read, parts of the inputs and their sum are faster. The released router, 384 outputs of 5120 inputs in bf16, reads
-# 160 KiB a program, and every other of its products reads less.
+# What a program reads of a weight in about the time that a launch takes, by estimate. With fewer programs than
+# `_PROGRAMS` and more to read, parts of the inputs and their sum are faster. A program of the released router, 384
+# outputs of 5120 inputs in bf16, reads 160 KiB, and none of its other products reads as much.
 _PART_BYTES = 256 << 10
 _MOST_PARTS = 8
 _ALIGNED = 16  # what the sizes that a kernel may count on are divisible by
