@@ -246,6 +246,12 @@ CASES: dict[str, Case] = {
         [ROW, (("T", 160), "bf16")],
         {"groups": 1, "quantize": 1},
     ),
+    "linears_three": lambda: (  # a pair and one, and numbers of outputs that no tile divides
+        "linears",
+        [Given(rows_of(96)), *fp8_weight(72, 96, 1), *fp8_weight(40, 96, 2), *fp8_weight(64, 96, 3)],
+        [(("T", outputs), "bf16") for outputs in (72, 40, 64)],
+        {"groups": 1, "quantize": 0},
+    ),
     "linears_in_groups": lambda: (
         "linears",
         [Given(rows_of(192)), *fp8_weight(64, 96, 1)],
@@ -348,7 +354,17 @@ CASES: dict[str, Case] = {
 
 
 # Ops whose kernels are others for few rows.
-CUT = ("linears", "linear_bf16", "linear_bf16_wide", "linears_in_groups", "mhc_site", "moe", "attend", "index_topk")
+CUT = (
+    "linears",
+    "linears_three",
+    "linear_bf16",
+    "linear_bf16_wide",
+    "linears_in_groups",
+    "mhc_site",
+    "moe",
+    "attend",
+    "index_topk",
+)
 RUNS = [*((case, False) for case in CASES), *((case, True) for case in CUT)]
 
 

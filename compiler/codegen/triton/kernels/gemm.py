@@ -1,6 +1,7 @@
 """Products with packed weights (SPEC 2.5, 15.6-15.8; models/ops.py `linear`, `linear_fp8`, `expert_definition`).
 
     gemm         x bf16 by a weight in fp8, fp4 or bf16, one program a tile, or a part of the inputs of a tile
+    gemm_pair    two products of one input
     sum_parts    the parts of a split product added in order and rounded once
 
 Every fp8 and fp4 value times its power of two is exact in bf16, so tiles are decoded to bf16 and multiplied by matrix
@@ -62,20 +63,113 @@ def gemm_kernel(
     x_row = x_ptr + row.to(tl.int64) * (GROUPS * n_inputs)
     blocks = tl.cdiv(n_inputs, BLOCK_INPUTS)
     per_part = tl.cdiv(blocks, n_parts)
+    first, last = part * per_part, tl.minimum(part * per_part + per_part, blocks)
+    total = product_tile(
+        x_row,
+        inside,
+        w_ptr,
+        scale_ptr,
+        output,
+        first,
+        last,
+        n_outputs,
+        n_inputs,
+        FORMAT,
+        BLOCK_ROWS,
+        BLOCK_OUTPUTS,
+        BLOCK_INPUTS,
+        SLICES,
+        FP8_CASTS,
+    )
+    at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
+    if IN_PARTS:
+        at += part.to(tl.int64) * n_rows * n_outputs
+    wanted = inside[:, None] & (output < n_outputs)[None, :]
+    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def gemm_pair_kernel(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    y_ptr,
+    other_w_ptr,
+    other_scale_ptr,
+    other_y_ptr,
+    n_rows,
+    n_inputs,
+    n_outputs,
+    n_other_outputs,
+    FORMAT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    SLICES: tl.constexpr,
+    FP8_CASTS: tl.constexpr,
+):
+    """Two products of one input, the tiles of the other's outputs behind those of the first; else as `gemm_kernel`."""
+    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    inside = row < n_rows
+    tile = tl.program_id(0)
+    tiles = tl.cdiv(n_outputs, BLOCK_OUTPUTS)
+    is_other = tile >= tiles
+    w_ptr = tl.where(is_other, other_w_ptr, w_ptr)
+    scale_ptr = tl.where(is_other, other_scale_ptr, scale_ptr)
+    y_ptr = tl.where(is_other, other_y_ptr, y_ptr)
+    n_outputs = tl.where(is_other, n_other_outputs, n_outputs)
+    output = (tile - tl.where(is_other, tiles, 0)) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    x_row, blocks = x_ptr + row.to(tl.int64) * n_inputs, tl.cdiv(n_inputs, BLOCK_INPUTS)
+    total = product_tile(
+        x_row,
+        inside,
+        w_ptr,
+        scale_ptr,
+        output,
+        0,
+        blocks,
+        n_outputs,
+        n_inputs,
+        FORMAT,
+        BLOCK_ROWS,
+        BLOCK_OUTPUTS,
+        BLOCK_INPUTS,
+        SLICES,
+        FP8_CASTS,
+    )
+    at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
+    wanted = inside[:, None] & (output < n_outputs)[None, :]
+    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def product_tile(
+    x_row,
+    inside,
+    w_ptr,
+    scale_ptr,
+    output,
+    first,
+    last,
+    n_outputs,
+    n_inputs,
+    FORMAT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    SLICES: tl.constexpr,
+    FP8_CASTS: tl.constexpr,
+):
+    """fp32 [BLOCK_ROWS, BLOCK_OUTPUTS]: the blocks of inputs from first on, up to last but without it."""
     total = no_product(SLICES, BLOCK_ROWS, BLOCK_OUTPUTS)
-    for block in range(part * per_part, tl.minimum(part * per_part + per_part, blocks)):
+    for block in range(first, last):
         start = block * BLOCK_INPUTS
         x = input_tile(x_row, inside, start, n_inputs, BLOCK_INPUTS)
         w = weight_tile(
             w_ptr, scale_ptr, output, start, n_outputs, n_inputs, FORMAT, BLOCK_OUTPUTS, BLOCK_INPUTS, FP8_CASTS
         )
         total = add_product(x, w, total, SLICES)
-    total = sum_slices(total, SLICES)
-    at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
-    if IN_PARTS:
-        at += part.to(tl.int64) * n_rows * n_outputs
-    wanted = inside[:, None] & (output < n_outputs)[None, :]
-    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+    return sum_slices(total, SLICES)
 
 
 @triton.jit
@@ -212,6 +306,30 @@ def gemm(
     )
 
 
+def gemm_pair(name: str, form: str, width: int = 0, result: str = "bf16") -> Kernel:
+    """Two products of one input, with weights of one format; arguments as of `gemm`."""
+    one = gemm(name, form, width=width, result=result)
+    arguments = {key: kind for key, kind in one.arguments.items() if key.endswith("_ptr")}
+    arguments |= {f"other_{key}": arguments[key] for key in ("w_ptr", "scale_ptr", "y_ptr")}
+    arguments |= dict.fromkeys(("n_rows", "n_inputs", "n_outputs", "n_other_outputs"), "i32")
+    holes = {key: hole for key, hole in one.holes.items() if key not in ("GROUPS", "IN_PARTS")}
+    return replace(
+        one,
+        function="gemm_pair_kernel",
+        arguments=arguments,
+        holes=holes,
+        grid=(("n_columns", "BLOCK_OUTPUTS"), ("n_rows", "BLOCK_ROWS")),
+        multiples=("n_inputs", "n_outputs", "n_other_outputs"),
+        sizes=("n_columns",),
+    )
+
+
+def pair_columns(kernel: Kernel, *outputs: int) -> int:
+    """The outputs of both weights of a pair, each in whole tiles: what its grid covers."""
+    width = max(int({**kernel.holes, **tile.holes}["BLOCK_OUTPUTS"]) for tile in kernel.tiles)
+    return sum(-(-count // width) * width for count in outputs)
+
+
 def _skinny_tiles(width: int) -> tuple[Tile, ...]:
     """Tiles of 16 rows, the fewest that matrix units multiply, with a slice of the inputs for each warp."""
     holes = {"BLOCK_ROWS": 16, "SLICES": 4}
@@ -238,6 +356,8 @@ def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
     groups = (config.o_groups, config.o_lora_rank)
     made = [gemm(f"gemm_{form}_tiled", form) for form in ("fp8", "fp4", "bf16")]
     made += [gemm(f"gemm_fp8_few_{width}", "fp8", width=width) for width in WIDTHS]
+    made.append(gemm_pair("gemm_fp8_pair_tiled", "fp8"))
+    made += [gemm_pair(f"gemm_fp8_pair_few_{width}", "fp8", width) for width in (64, 16)]
     made += [gemm("gemm_fp4_few_64", "fp4", width=64), gemm("gemm_bf16_few_16", "bf16", width=16)]
     made += [gemm("gemm_fp8_groups_tiled", "fp8", *groups), gemm("gemm_fp8_groups_few_64", "fp8", *groups, width=64)]
     made.append(gemm("gemm_bf16_fp32_tiled", "bf16", result="fp32"))

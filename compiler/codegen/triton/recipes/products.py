@@ -31,10 +31,16 @@ def _linears(op: LoweredOp, build: DeviceBuilder) -> None:
         given = {"x_ptr": x, "weight_ptr": None, "normalized_ptr": None, "quantized_ptr": rounded}
         build.launch(kernel, **given, n_rows=op.dims(0)[0], eps=0.0)
         x = rounded
-    for number, result in enumerate(op.results):
-        at = 1 + 2 * number
-        weight = _Weight("fp8", op.args[at], op.args[at + 1], op.size(at, 0), op.size(at, 1), groups)
-        product_of(build, op, f"parts_{number}", x, op.dims(0)[0], weight, result)
+    rows = op.dims(0)[0]
+    weights = [
+        _Weight("fp8", op.args[at], op.args[at + 1], op.size(at, 0), op.size(at, 1), groups)
+        for at in range(1, len(op.args), 2)
+    ]
+    products = list(zip(weights, op.results, strict=True))
+    while len(products) > 1 and groups == 1:
+        pair_of(build, x, rows, products.pop(0), products.pop(0))
+    for number, (weight, result) in enumerate(products):
+        product_of(build, op, f"parts_{number}", x, rows, weight, result)
 
 
 def _linear_bf16(op: LoweredOp, build: DeviceBuilder) -> None:
@@ -92,6 +98,20 @@ def product_of(
     build.launch(adding, parts_ptr=parts, y_ptr=result, n_values=product(rows, weight.outputs), n_parts=n_parts)
 
 
+def pair_of(
+    build: DeviceBuilder, x: str | None, rows: Dim, one: tuple[_Weight, str], other: tuple[_Weight, str]
+) -> None:
+    """Two products of one input in one launch: weights of one format, each with its result in bf16."""
+    (first, y), (second, other_y) = one, other
+    width = _width(first.outputs + second.outputs) if build.few else 0
+    kernel = gemm.gemm_pair(f"gemm_{first.form}_pair_{f'few_{width}' if width else 'tiled'}", first.form, width)
+    columns = gemm.pair_columns(kernel, first.outputs, second.outputs)
+    given: dict[str, Argument] = {"w_ptr": first.weight, "scale_ptr": first.scale, "y_ptr": y}
+    given |= {"other_w_ptr": second.weight, "other_scale_ptr": second.scale, "other_y_ptr": other_y}
+    given |= {"n_outputs": first.outputs, "n_other_outputs": second.outputs, "n_columns": columns}
+    build.launch(_any_outputs(kernel, first, second), x_ptr=x, **given, n_rows=rows, n_inputs=first.inputs)
+
+
 def _width(outputs: int) -> int:
     """Outputs of a program with few rows: the most that leave enough programs."""
     return next((width for width in gemm.WIDTHS if -(-outputs // width) >= _PROGRAMS), gemm.WIDTHS[-1])
@@ -104,9 +124,9 @@ def _parts(weight: _Weight, width: int) -> int:
     return 1 if programs >= _PROGRAMS else min(_MOST_PARTS, -(-read // _PART_BYTES))
 
 
-def _any_outputs(kernel: Kernel, weight: _Weight) -> Kernel:
+def _any_outputs(kernel: Kernel, *weights: _Weight) -> Kernel:
     """A kernel that is not promised numbers of outputs which 16 divides, where a weight has others."""
-    if weight.outputs % _ALIGNED == 0:
+    if all(weight.outputs % _ALIGNED == 0 for weight in weights):
         return kernel
     multiples = tuple(name for name in kernel.multiples if name == "n_inputs")
     return replace(kernel, name=f"{kernel.name}_any", multiples=multiples)
