@@ -49,6 +49,7 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "dsv41.mhc_enter": mhc_ops.mhc_enter_definition,
     "dsv41.mhc_leave": mhc_ops.mhc_leave_definition,
     "dsv41.moe": moe_ops.moe_definition,
+    "dsv41.route_experts": moe_ops.route_experts_definition,
     "dsv41.linear_fp8": packed_products.linear_fp8_by_rows,
     "dsv41.sinkhorn": ops.sinkhorn_definition,
     "dsv41.select_experts": ops.select_experts_definition,
@@ -71,7 +72,9 @@ ALONE = frozenset({"dsv41.attend", "dsv41.sparse_attention"})
 _MOST_KEYS = 1 << 31  # rows that a kernel unpacks at once
 
 # Definitions that hold custom ops: expanded before regions are cut, the inner ones with their regions.
-COMPOSED = frozenset({"dsv41.mhc_site", "dsv41.mhc_enter", "dsv41.mhc_leave", "dsv41.moe", "dsv41.pack_rows"})
+COMPOSED = frozenset(
+    f"dsv41.{name}" for name in ("mhc_site", "mhc_enter", "mhc_leave", "moe", "pack_rows", "route_experts")
+)
 
 
 @dataclass

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dsv41c.models import ops
+from dsv41c.models import moe_ops, ops
 from dsv41c.models.layers import Fp8Linear, act_quant, weight
 from dsv41c.models.quant import WEIGHT_BLOCK
-
-ROUTE_EPS = 1e-20  # SPEC 6.1; not the eps of the norms
 
 
 class Router(nn.Module):
@@ -25,10 +23,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """bf16 [T, d] to expert ids int64 [T, k], best first, and routing weights fp32 [T, k]."""
         logits = functional.linear(x.to(torch.float32), self.weight.to(torch.float32))
-        scores = torch.sqrt(functional.softplus(logits))
-        ids = ops.select_experts(scores + self.bias, self.k)
-        chosen = scores.gather(1, ids)
-        return ids, chosen / (chosen.sum(-1, keepdim=True) + ROUTE_EPS) * self.scale
+        return moe_ops.route_experts_definition(logits, self.bias, self.k, self.scale)
 
 
 class ExpertStack(nn.Module):

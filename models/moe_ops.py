@@ -1,7 +1,10 @@
-"""The MoE sublayer behind its router as one op (SPEC 6.2): routed experts, the shared expert, their sum.
+"""The two halves of the MoE sublayer as ops (SPEC 6).
 
-It is defined by the functions of the network, so its values are theirs. The shared expert's parts, `unpack_shared` and
-`shared_activation`, are what a kernel leaves to compiled code between its products.
+    route_experts  from the router's product to the chosen experts and their weights
+    moe            routed experts, the shared expert, their sum
+
+They are defined by the functions of the network, so their values are theirs. The shared expert's parts, `unpack_shared`
+and `shared_activation`, are what a kernel leaves to compiled code between its products.
 """
 
 from __future__ import annotations
@@ -9,8 +12,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.library import custom_op
+from torch.nn import functional
 
 from dsv41c.models import ops, quant
+
+ROUTE_EPS = 1e-20  # SPEC 6.1; not the eps of the norms
+
+
+def route_experts_definition(logits: Tensor, bias: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
+    """The k experts of each row with the largest sqrt(softplus) scores; the bias only chooses, it never weighs.
+
+    Args:
+        logits: fp32 [T, E]. bias: fp32 [E].
+        scale: what the weights of a row add up to.
+    Returns:
+        ids int64 [T, k], best first, and weights fp32 [T, k].
+    """
+    scores = torch.sqrt(functional.softplus(logits))
+    ids = ops.select_experts(scores + bias, k)
+    chosen = scores.gather(1, ids)
+    return ids, chosen / (chosen.sum(-1, keepdim=True) + ROUTE_EPS) * scale
+
+
+@custom_op("dsv41::route_experts", mutates_args=())
+def route_experts(logits: Tensor, bias: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
+    """`route_experts_definition`."""
+    return route_experts_definition(logits, bias, k, scale)
+
+
+@route_experts.register_fake
+def _(logits: Tensor, bias: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
+    size = (logits.shape[0], k)
+    return logits.new_empty(size, dtype=torch.int64), logits.new_empty(size)
 
 
 def moe_definition(

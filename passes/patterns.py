@@ -17,20 +17,19 @@ from dsv41c.ir.ops.torch_ops import constant_value, is_constant
 Bindings = dict[SSAValue, SSAValue]
 
 
-def match_definition(definition: FuncOp, value: SSAValue) -> list[SSAValue] | None:
-    """Match a value against what a definition returns.
+def match_definition(definition: FuncOp, *values: SSAValue) -> list[SSAValue] | None:
+    """Match values against what a definition returns.
 
     Args:
-        definition: a function of one result.
-        value: a value of a program.
+        definition: a function.
+        values: of a program, one for each result.
     Returns:
-        the program's value for each argument of the definition, or None where the value is computed otherwise.
+        the program's value for each argument of the definition, or None where a value is computed otherwise.
     """
     last = definition.body.block.last_op
     assert isinstance(last, ReturnOp)
-    assert len(last.operands) == 1, "a pattern has one result"
     bindings: Bindings = {}
-    if not _unify(last.operands[0], value, bindings):
+    if not all(_unify(wanted, value, bindings) for wanted, value in zip(last.operands, values, strict=True)):
         return None
     return [bindings[argument] for argument in definition.args]
 

@@ -19,6 +19,7 @@ from dsv41c.passes.lower_fp4_kv import LowerFp4Kv
 from dsv41c.passes.lower_fp8_window import LowerFp8Window
 from dsv41c.passes.lower_index_k import LowerIndexK
 from dsv41c.passes.lower_linear import LowerLinear
+from dsv41c.passes.lower_router import LowerRouter
 from dsv41c.passes.lower_sparse_attention import LowerSparseAttention
 from dsv41c.passes.merge_projections import MergeProjections
 from dsv41c.passes.outline_parts import OutlineParts
@@ -156,6 +157,7 @@ REGISTRY: dict[str, type[Pass]] = {
         LowerFp8Window,
         LowerIndexK,
         LowerLinear,
+        LowerRouter,
         LowerSparseAttention,
         MergeProjections,
         OutlineParts,
@@ -192,8 +194,8 @@ def gpu_pipeline() -> list[Pass]:
     for phase in PHASES:
         passes += [pass_ for pass_ in phase.passes if pass_.name not in _CPU_ONLY]
         if phase.number == _FUSION:
-            # Behind all that matches products of the network, before regions are cut.
-            passes += [LowerBf16Linear(), DeadCode()]
+            # Behind all that matches the network's own ops, before regions are cut.
+            passes += [LowerRouter(), LowerBf16Linear(), DeadCode()]
     return [replace(p, store=True) if isinstance(p, LowerFp4Kv | LowerIndexK) else p for p in passes]
 
 

@@ -60,10 +60,11 @@ def _loader(target: GpuTarget, driver: Driver, folder: Path) -> Load:
 
     def load(kernel: Kernel, tile: Tile) -> tuple[GpuKernel, Any] | None:
         one = kernel.with_tiles(tile)
-        made = worker.compile_kernel(one, target, folder)
-        if "binary" not in made or made["spill_bytes"]:
+        made, problems = worker.attempt(one, target, tile, folder)
+        if problems or made["spill_bytes"]:
             return None
-        compiled = aot.Compiled.from_json({"kernel": kernel.name, "target": target.name, **made})
+        names = {"kernel": kernel.name, "target": target.name, "tile": 0, "refused": []}
+        compiled = aot.Compiled.from_json({**names, **made})
         gpu = entry_of(one, False, target, compiled).gpu
         assert gpu is not None
         try:

@@ -1,9 +1,10 @@
-"""The MoE sublayer behind its router as one op (SPEC 6.2): what `lower-experts` makes of it."""
+"""The MoE sublayer as two ops (SPEC 6): the router's choice, which `lower-router` makes, and what stands behind it,
+which `lower-experts` makes."""
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from xdsl.dialects.builtin import FloatAttr
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.ir import Operation
 from xdsl.irdl import attr_def, irdl_op_definition, operand_def, result_def, traits_def
 from xdsl.traits import Pure
@@ -15,6 +16,33 @@ from dsv41c.ir.types import TensorType
 
 _ROUTED = 9  # operands of `dsv41.experts`, which come first
 _BLOCK = 32  # rows and columns of an FP8 weight that share a scale
+
+
+@irdl_op_definition
+class RouteExperts(CustomOp):
+    """f32 [T, E] logits and the bias f32 [E] to the k chosen experts si64 [T, k] and their weights f32 [T, k]."""
+
+    name = "dsv41.route_experts"
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("k", "scale")
+    logits = operand_def(TensorType)
+    bias = operand_def(TensorType)
+    k = attr_def(IntegerAttr)
+    scale = attr_def(FloatAttr)
+    ids = result_def(TensorType)
+    weights = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        logits, bias = self.logits.type, self.bias.type
+        assert isinstance(logits, TensorType)
+        count = logits.dims[-1]
+        if len(logits.dims) != 2 or not isinstance(count, int) or not 1 <= self.k.value.data <= count:
+            raise VerifyException(
+                f"{self.name}: {self.k.value.data} of the experts of {logits}; logits are [rows, experts], a number of "
+                "them, and k is at most that"
+            )
+        if bias != TensorType.of([count], "f32"):
+            raise VerifyException(f"{self.name}: bias is {bias}; logits of {count} experts ask for f32 [{count}]")
 
 
 @irdl_op_definition
@@ -71,6 +99,19 @@ class Moe(CustomOp):
                 )
 
 
+def _route_shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
+    assert isinstance(op, RouteExperts)
+    sizes = (shaped(operands[0]).shape[0], op.k.value.data)
+    return [Shaped(sizes, "si64"), Shaped(sizes, "f32")]
+
+
+def _route_cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argument]) -> Cost:
+    """A score: softplus, root, sum with its bias, and a comparison a choice; a weight: sum, quotient, product."""
+    assert isinstance(op, RouteExperts)
+    flops = (3 + op.k.value.data) * shaped(operands[0]).count + 3 * shaped(results[1]).count
+    return Cost(moved_bytes(operands), moved_bytes(results), {"f32": flops})
+
+
 def _shape(op: Operation, operands: Sequence[Argument]) -> list[Argument]:
     return [Shaped(shaped(operands[0]).shape, "bf16")]
 
@@ -82,4 +123,7 @@ def _cost(op: Operation, operands: Sequence[Argument], results: Sequence[Argumen
     return experts_cost(op, operands[:_ROUTED], results) + Cost(read=moved_bytes(shared), flops={"fp8_fp8": flops})
 
 
-RULES = [OpRule(Moe, _shape, Effect(), _cost, run_reference)]
+RULES = [
+    OpRule(RouteExperts, _route_shape, Effect(), _route_cost, run_reference),
+    OpRule(Moe, _shape, Effect(), _cost, run_reference),
+]

@@ -64,6 +64,8 @@ func.func @step(%x: !dsv41.tensor<[T, 64], bf16>, %query: !dsv41.tensor<[T, 2, 6
   %scores = torch.aten.sum.dim_IntList %mix, %axes, %true, %none : !dsv41.tensor<[T, 4, 4], f32>, !torch.list<int>, !torch.bool, !torch.none -> !dsv41.tensor<[T, 4, 1], f32>
   %scores4 = torch.aten.squeeze.dim %scores, %int-1 : !dsv41.tensor<[T, 4, 1], f32>, !torch.int -> !dsv41.tensor<[T, 4], f32>
   %chosen = dsv41.select_experts %scores4 {{k = 2}} : !dsv41.tensor<[T, 4], f32> -> !dsv41.tensor<[T, 2], si64>
+  %expert_bias = dsv41.weight {{name = "gate.bias", source = "checkpoint"}} : !dsv41.tensor<[4], f32>
+  %best, %best.weights = dsv41.route_experts %scores4, %expert_bias {{k = 2, scale = 1.5}} : !dsv41.tensor<[T, 4], f32>, !dsv41.tensor<[4], f32> -> !dsv41.tensor<[T, 2], si64>, !dsv41.tensor<[T, 2], f32>
   %routing = torch.aten.gather %scores4, %int-1, %chosen, %false : !dsv41.tensor<[T, 4], f32>, !torch.int, !dsv41.tensor<[T, 2], si64>, !torch.bool -> !dsv41.tensor<[T, 2], f32>
   %stack.list = torch.prim.ListConstruct %x, %x, %x, %x : (!dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 64], bf16>, !dsv41.tensor<[T, 64], bf16>) -> !torch.list<vtensor>
   %streams = torch.aten.stack %stack.list, %int1 : !torch.list<vtensor>, !torch.int -> !dsv41.tensor<[T, 4, 64], bf16>

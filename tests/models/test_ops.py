@@ -119,6 +119,7 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("linear_fp8", (normal(3, 64), *packed_weight(64, 32), 2)),
         ("sinkhorn", (normal(3, 4, 4, dtype=torch.float32), 3, 1e-6)),
         ("select_experts", (normal(3, 6, dtype=torch.float32), 2)),
+        ("route_experts", (normal(3, 6, dtype=torch.float32), normal(6, dtype=torch.float32), 2, 1.5)),
         ("experts", experts_arguments()),
         ("moe", moe_arguments()),
         ("ngram_hash", (below(99, 3, 4), below(999, 4), below(90, 6) + 7, below(900, 6))),

@@ -14,6 +14,18 @@ from dsv41c.errors import CompileError
 
 STORE = cache_rows.store_plain("store_tail", "fp32", 1024)
 INDEX = cache_rows.writer("write_index", "fp4_e8m0", 128, 64, True, 64, 4352)
+SLOW = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def slow_kernel(x_ptr, STEPS: tl.constexpr):
+    x = tl.load(x_ptr)
+    for step in tl.static_range(STEPS):
+        x += step
+    tl.store(x_ptr, x)
+"""
 SM_80, SM_90, GFX942 = (parse_target(name) for name in ("cuda:sm_80", "cuda:sm_90", "hip:gfx942"))
 
 
@@ -52,6 +64,20 @@ def test_a_trap_is_no_kernel() -> None:
     assert worker._body_problems("{\n\ttrap;\n}", SM_90) == ["the compiled body stores nothing (it is a trap)"]
     assert worker._body_problems("s_endpgm", GFX942) == ["the compiled body stores nothing (it is empty)"]
     assert worker._body_problems("st.global.b32 [%rd1], %r1;", SM_90) == []
+
+
+def test_a_tile_that_takes_too_long_is_refused() -> None:
+    slow = replace(STORE, generated=SLOW, function="slow_kernel", arguments={"x_ptr": "*fp32"}, holes={}, unaligned=())
+    with pytest.raises(CompileError, match=r"store_tail.*'STEPS': 1000000}: compiling took more than 1 s"):
+        aot.compile_kernels([(slow.with_tiles(Tile({"STEPS": 10**6})), SM_80)], seconds=1)
+
+
+def test_the_next_tile_is_taken_after_one_that_takes_too_long() -> None:
+    attempts = [({}, ["compiling took more than 120 s"]), ({"spill_bytes": 8}, []), ({"spill_bytes": 4}, [])]
+    tiles = tuple(Tile({"ROWS": rows}) for rows in (16, 4, 1))
+    taken = worker.compile_tiles(INDEX.with_tiles(*tiles), SM_80, lambda number: attempts[number])
+    assert (taken["tile"], taken["spill_bytes"]) == (2, 4)
+    assert taken["refused"] == ["tile {'ROWS': 16}: compiling took more than 120 s", "tile {'ROWS': 4}: 8 bytes spill"]
 
 
 def test_tensor_memory_is_limited() -> None:

@@ -300,6 +300,12 @@ CASES: dict[str, Case] = {
         [(("T", 5), "si64")],
         {"k": 5},
     ),
+    "route_experts": lambda: (
+        "route_experts",
+        [Given(whole(4, ROWS, 12).float()), Given(torch.zeros(12), weight=True)],
+        [(("T", 5), "si64"), (("T", 5), "f32")],
+        {"k": 5, "scale": 1.5},
+    ),
     "moe": lambda: (
         "moe",
         [

@@ -50,6 +50,7 @@ KERNELS = (
     sparse_attention.attend("attend", 4, 64, WINDOW, MAIN),
     sparse_attention.attend("window", 4, 64, WINDOW, (0, 1, 0)),
     sparse_attention.combine("combine", 4, 64),
+    experts.route_experts("route_experts", 12, 3),
 )
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 from dsv41c.compiler.codegen.mlir.iree import KernelCache
 from dsv41c.compiler.codegen.triton.families import KERNELS, Kernel
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
+from dsv41c.compiler.codegen.triton.worker import TILE_SECONDS, Attempt, compile_tiles
 from dsv41c.errors import CompileError
 
 __all__ = ["Compiled", "compile_kernel", "compile_kernels", "imported_sources", "kept", "kernel_key"]
@@ -81,6 +83,7 @@ def compile_kernels(
     kernel_cache: KernelCache | None = None,
     workers: int | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    seconds: int = TILE_SECONDS,
 ) -> list[Compiled]:
     """Compiles kernels for targets, each with the first of its tiles that fits and does not spill.
 
@@ -88,6 +91,7 @@ def compile_kernels(
         jobs: what to compile. kernel_cache: where to look first and keep results; None compiles always.
         workers: processes; one a core by default.
         progress: called after each kernel that was compiled with its name, how many are done, and how many jobs are.
+        seconds: of one core that a tile may take; then the next one is tried.
 
     Returns:
         One result a job, in the jobs' order.
@@ -103,9 +107,8 @@ def compile_kernels(
     if missing:
         count = min(workers or os.cpu_count() or 1, len(missing))
         done = itertools.count(len(jobs) - len(missing) + 1)
-        compiled = _Workers(count, kernel_cache, lambda what: progress(what, next(done), len(jobs))).run(
-            [(keys[number], *jobs[number]) for number in missing]
-        )
+        pool = _Workers(count, kernel_cache, seconds, lambda what: progress(what, next(done), len(jobs)))
+        compiled = pool.run([(keys[number], *jobs[number]) for number in missing])
         for number, result in zip(missing, compiled, strict=True):
             if isinstance(result, Compiled):
                 results[number] = result
@@ -138,9 +141,12 @@ def imported_sources(kernel: Kernel) -> dict[str, str]:
 class _Workers:
     """Worker processes, one a thread of a pool, that live as long as one `run`."""
 
-    def __init__(self, count: int, kernel_cache: KernelCache | None, on_done: Callable[[str], None]) -> None:
+    def __init__(
+        self, count: int, kernel_cache: KernelCache | None, seconds: int, on_done: Callable[[str], None]
+    ) -> None:
         self.count = count
         self.kernel_cache = kernel_cache
+        self.seconds = seconds
         self._on_done = on_done
         self._local = threading.local()
         self._processes: list[subprocess.Popen[str]] = []
@@ -158,7 +164,7 @@ class _Workers:
 
     def _compile(self, job: tuple[str, Kernel, GpuTarget]) -> Compiled | str:
         key, kernel, target = job
-        reply = self._ask(kernel, target)
+        reply = compile_tiles(kernel, target, lambda tile: self._ask(kernel, target, tile))
         self._on_done(f"compile {kernel.name} for {target.name}")
         if "binary" not in reply:
             return (
@@ -171,20 +177,22 @@ class _Workers:
             self.kernel_cache.store(key, json.dumps(compiled.to_json()).encode())
         return compiled
 
-    def _ask(self, kernel: Kernel, target: GpuTarget) -> dict[str, Any]:
+    def _ask(self, kernel: Kernel, target: GpuTarget, tile: int) -> Attempt:
         process = self._process()
         assert process.stdin is not None
         assert process.stdout is not None
+        request = {"kernel": kernel.to_json(), "target": target.to_json(), "tile": tile, "seconds": self.seconds}
         try:
-            process.stdin.write(json.dumps({"kernel": kernel.to_json(), "target": target.to_json()}) + "\n")
+            process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:
             line = ""
         if line:
-            return json.loads(line)
+            report, problems = json.loads(line)
+            return report, problems
         del self._local.process
-        return {"refused": [f"the compiler's process ended with status {process.wait()}"]}
+        return {}, [_end(process.wait(), self.seconds)]
 
     def _process(self) -> "subprocess.Popen[str]":
         if not hasattr(self._local, "process"):
@@ -195,6 +203,13 @@ class _Workers:
             self._local.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
             self._processes.append(self._local.process)
         return self._local.process
+
+
+def _end(status: int, seconds: int) -> str:
+    """Why a worker ended, by its exit status."""
+    if status == -signal.SIGXCPU:
+        return f"compiling took more than {seconds} s"
+    return f"the compiler's process ended with status {status}"
 
 
 def kept(kernel: Kernel, target: GpuTarget, kernel_cache: KernelCache) -> Compiled | None:

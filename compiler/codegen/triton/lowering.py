@@ -31,6 +31,7 @@ WHOLE = frozenset(
         "moe",
         "ngram_hash",
         "pack_rows",
+        "route_experts",
         "select_experts",
         "sparse_attention",
     )

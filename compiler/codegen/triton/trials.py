@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 import torch
 from torch import Tensor
 
-from dsv41c.models import mhc_ops, ops, quant
+from dsv41c.models import mhc_ops, moe_ops, ops, quant
 from dsv41c.models.hyper_connections import collapse, expand
 from dsv41c.models.layers import rms_norm, rotate
 from dsv41c.runtime.plan_format import GpuKernel
@@ -30,6 +30,8 @@ _MOST_CACHE_BYTES = 24 << 30
 _EPS = 1e-6
 _LIMIT = 10.0
 _PART_WIDTH = 32  # of the partial sums of an mHC site
+_SCALE = 1.5
+_FP32 = 1e-6  # exponentials and logarithms of fp32
 # One rounding of an fp32 sum to bf16.
 _BF16 = 2.0**-8
 _EXPERTS = 3e-3  # three products and a rounding between them
@@ -351,6 +353,22 @@ def _chosen(rows: int, count: int, choices: int, make: _Maker) -> Tensor:
     return torch.argsort(make.uniform(rows, count), dim=1)[:, :choices].contiguous()
 
 
+def _route_experts(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...]) -> Iterator[Trial]:
+    count, choices = int(gpu.holes["EXPERTS"]), int(gpu.holes["CHOICES"])
+    for rows in (1, _PREFILL) if timing else (9,):
+        logits, bias = make.normal(rows, count, dtype=torch.float32), make.normal(count, dtype=torch.float32)
+        ids, weights = make.whole(0, 1, rows, choices), make.empty(rows, choices, dtype=torch.float32)
+
+        def reference(logits: Tensor = logits, bias: Tensor = bias) -> dict[str, Tensor]:
+            found = moe_ops.route_experts_definition(logits.cpu(), bias.cpu(), choices, _SCALE)
+            return dict(zip(("ids_ptr", "weights_ptr"), found, strict=True))
+
+        arguments: Arguments = {"logits_ptr": logits, "bias_ptr": bias, "ids_ptr": ids, "weights_ptr": weights}
+        arguments |= {"n_rows": rows, "scale": _SCALE}
+        moved, check = _moved(*arguments.values()), None if timing else reference
+        yield Trial(f"{rows} rows", arguments, {}, ("ids_ptr", "weights_ptr"), moved, 0, check, _FP32)
+
+
 def _route(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...]) -> Iterator[Trial]:
     rows, count, choices = (512, 256, 6) if timing else (9, 8, 2)
     ids = _chosen(rows, count, choices, make)
@@ -616,6 +634,7 @@ FAMILIES: dict[str, Build] = {
     "cache_rows.store_plain_kernel": _store,
     "experts.experts_down_kernel": _experts_down,
     "experts.experts_up_kernel": _experts_up,
+    "experts.route_experts_kernel": _route_experts,
     "experts.route_kernel": _route,
     "gemm.gemm_kernel": _gemm,
     "gemm.sum_parts_kernel": _sum_parts,

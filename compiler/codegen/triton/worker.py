@@ -7,14 +7,23 @@ assembler must cost one kernel and not the compiler.
 import base64
 import json
 import re
+import resource
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dsv41c.compiler.codegen.triton.families import Kernel, Tile, fits
 from dsv41c.compiler.codegen.triton.targets import GpuTarget
+
+# What a tile may take to compile, of one core: the released model's slowest takes 15, and LLVM was seen to take hours
+# for code with many more values than registers.
+TILE_SECONDS = 120
+# A tile's report, and why it cannot be taken.
+Attempt = tuple[dict[str, Any], list[str]]
 
 _MMA = re.compile(r"\b(UTC[A-Z]*MMA|HGMMA|IGMMA|QGMMA|HMMA|IMMA|QMMA|OMMA|v_mfma_\w+|v_smfmac_\w+|v_wmma_\w+)")
 _CUDA_LOAD = re.compile(r"\bLDG(?:STS)?\.[\w.]*")
@@ -29,12 +38,17 @@ def main() -> None:
         _quiet_cache(folder)
         for line in sys.stdin:
             request = json.loads(line)
-            reply = compile_kernel(Kernel.from_json(request["kernel"]), GpuTarget(**request["target"]), Path(folder))
+            kernel, target = Kernel.from_json(request["kernel"]), GpuTarget(**request["target"])
+            _limit_time(request["seconds"])
+            reply = attempt(kernel, target, kernel.tiles[request["tile"]], Path(folder))
             print(json.dumps(reply), file=replies, flush=True)
 
 
-def compile_kernel(kernel: Kernel, target: GpuTarget, folder: Path) -> dict[str, Any]:
+def compile_tiles(kernel: Kernel, target: GpuTarget, attempt_of: Callable[[int], Attempt]) -> dict[str, Any]:
     """Compiles the first of a kernel's tiles that fits the target without spills; else the one that spills least.
+
+    Args:
+        attempt_of: compiles the tile of a number.
 
     Returns:
         `{"refused": [reason, ...]}`, one reason a tile, or the fields of `aot.Compiled` without kernel and target.
@@ -44,7 +58,7 @@ def compile_kernel(kernel: Kernel, target: GpuTarget, folder: Path) -> dict[str,
     for number, tile in enumerate(kernel.tiles):
         if not target.name.startswith(tile.targets):
             continue
-        report, problems = _attempt(kernel, target, tile, folder)
+        report, problems = attempt_of(number)
         if not problems and report["spill_bytes"]:
             spilling.append({"tile": number, **report})
             problems = [f"{report['spill_bytes']} bytes spill"]
@@ -58,8 +72,8 @@ def compile_kernel(kernel: Kernel, target: GpuTarget, folder: Path) -> dict[str,
     return {"refused": list(reasons.values()), **best}
 
 
-def _attempt(kernel: Kernel, target: GpuTarget, tile: Tile, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """A tile's report, and why it cannot be taken."""
+def attempt(kernel: Kernel, target: GpuTarget, tile: Tile, folder: Path) -> Attempt:
+    """Compiles one tile; files that tools need go to the folder."""
     try:
         compiled = _compile(kernel, target, tile)
     # Triton, LLVM and the assemblers raise exceptions of many kinds; each means that this tile does not compile.
@@ -68,6 +82,14 @@ def _attempt(kernel: Kernel, target: GpuTarget, tile: Tile, folder: Path) -> tup
     report = _report(compiled, target, folder)
     problems = fits(target, report["shared_bytes"], report["tensor_memory"])
     return report, problems + _body_problems(compiled.asm[target.assembly], target)
+
+
+def _limit_time(seconds: int) -> None:
+    """Ends this process once it, or an assembler that it starts, has computed for so long from now on."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    end = int(time.process_time()) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (end if hard == resource.RLIM_INFINITY else min(end, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _quiet_cache(folder: str) -> None:

@@ -1,6 +1,7 @@
 """Routed experts without a sort and without the host (SPEC 6.2; models/ops.py `experts`).
 
     select_experts  the experts with the largest scores of a row, best first
+    route_experts   a router behind its product: scores, the same choice, and the weights of the chosen
     route           for each expert, the (row, choice) pairs that chose it, in order, and where its list starts
     experts_up      gate and up projections, SwiGLU, routing weight, and the fp8 values that the down projection reads
     experts_down    the down projection of every pair
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 
 from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
+from dsv41c.compiler.codegen.triton.kernels import row_math
 from dsv41c.compiler.codegen.triton.kernels.activations import swiglu
 from dsv41c.compiler.codegen.triton.kernels.formats import fake_quantize_e4m3
 from dsv41c.compiler.codegen.triton.kernels.gemm import input_tile, weight_tile
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from dsv41c.models.config import ModelConfig
 
 _GROUP = tl.constexpr(32)
+_ROUTE_EPS = tl.constexpr(1e-20)  # added to the sum of a row's scores (SPEC 6.1)
+_LINEAR = tl.constexpr(20.0)  # from where on torch's softplus is its argument
 
 
 @triton.jit
@@ -51,10 +55,65 @@ def select_experts_kernel(
     scores = tl.load(scores_ptr + address[:, None] * n_experts + expert, mask=wanted, other=float("-inf"))
     free = expert < n_experts
     for choice in tl.static_range(CHOICES):
-        best = tl.max(tl.where(free, scores, float("-inf")), axis=1)[:, None]
-        chosen = tl.min(tl.where(free & (scores == best), expert, PADDED), axis=1)
-        tl.store(ids_ptr + address * CHOICES + choice, chosen.to(tl.int64), mask=inside)
-        free = free & (expert != chosen[:, None])
+        chosen = _best(scores, free, expert, PADDED)
+        tl.store(ids_ptr + address[:, None] * CHOICES + choice, chosen.to(tl.int64), mask=inside[:, None])
+        free = free & (expert != chosen)
+
+
+@triton.jit
+def route_experts_kernel(
+    logits_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    n_rows,
+    scale,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHOICES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """logits fp32 [n_rows, EXPERTS] and bias fp32 [EXPERTS] to ids int64 and weights fp32, both [n_rows, CHOICES].
+
+    ids as `select_experts`; a row's weights add up to scale. PADDED, SLOTS: EXPERTS and CHOICES, to powers of two.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = row < n_rows
+    logits_ptr += row.to(tl.int64) * EXPERTS
+
+    # --- scores, and their choice with the bias
+    expert = tl.arange(0, PADDED)[None, :]
+    free = expert < EXPERTS
+    bias = tl.load(bias_ptr + expert, mask=free, other=0.0)
+    biased = _route_score(tl.load(logits_ptr + expert, mask=inside & free, other=0.0)) + bias
+    slot = tl.arange(0, SLOTS)[None, :]
+    ids = tl.zeros((ROWS, SLOTS), tl.int32)
+    for choice in tl.static_range(CHOICES):
+        chosen = _best(biased, free, expert, PADDED)
+        ids = tl.where(slot == choice, chosen, ids)
+        free = free & (expert != chosen)
+    wanted = inside & (slot < CHOICES)
+    at = row.to(tl.int64) * CHOICES + slot
+    tl.store(ids_ptr + at, ids.to(tl.int64), mask=wanted)
+
+    # --- weights, from the logits of the chosen: to read them again is cheaper than to find them among the threads
+    found = wanted & (ids < EXPERTS)
+    weight = tl.where(found, _route_score(tl.load(logits_ptr + ids, mask=found, other=0.0)), 0.0)
+    total = tl.sum(weight, axis=1, keep_dims=True) + _ROUTE_EPS
+    tl.store(weights_ptr + at, row_math.divide(weight, total) * scale, mask=wanted)
+
+
+@triton.jit
+def _route_score(logits):
+    return row_math.square_root(row_math.softplus(logits, _LINEAR))
+
+
+@triton.jit
+def _best(scores, free, expert, PADDED: tl.constexpr):
+    """The first of a row's free experts that have its largest score, [ROWS, 1]; PADDED where a score is no number."""
+    best = tl.max(tl.where(free, scores, float("-inf")), axis=1, keep_dims=True)
+    return tl.min(tl.where(free & (scores == best), expert, PADDED), axis=1, keep_dims=True)
 
 
 @triton.jit
@@ -229,6 +288,17 @@ def select_experts(name: str, count: int, choices: int) -> Kernel:
     return Kernel(name, "experts", "select_experts_kernel", arguments, holes, tiles, (("n_rows", "ROWS"),))
 
 
+def route_experts(name: str, count: int, choices: int) -> Kernel:
+    """A router behind its product."""
+    arguments = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i64", "weights_ptr": "*fp32"}
+    arguments |= {"n_rows": "i32", "scale": "fp32"}
+    holes: dict[str, Hole] = {"EXPERTS": count, "PADDED": triton.next_power_of_2(count)}
+    holes |= {"CHOICES": choices, "SLOTS": triton.next_power_of_2(choices)}
+    # A row in one warp: its many small reductions then need no barrier.
+    tiles = (Tile({"ROWS": 1}, warps=1), Tile({"ROWS": 1}))
+    return Kernel(name, "experts", "route_experts_kernel", arguments, holes, tiles, (("n_rows", "ROWS"),))
+
+
 def route() -> Kernel:
     """The lists of each expert's pairs."""
     arguments = {"ids_ptr": "*i64", **_LISTS, "n_pairs": "i32"}
@@ -273,7 +343,8 @@ def combine(name: str, dim: int, choices: int, shared: bool = False) -> Kernel:
 def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
     """The experts of a model: its layers and its draft layers differ in how many there are, which only grids know."""
     dim, inner = config.hidden_size, config.moe_intermediate_size
-    made = [route(), combine("combine", dim, config.num_experts_per_tok)]
+    router = route_experts("route_experts", config.n_routed_experts, config.num_experts_per_tok)
+    made = [router, route(), combine("combine", dim, config.num_experts_per_tok)]
     made.append(combine("combine_draft", dim, config.dspark_num_experts_per_tok))
     for rows in ("few", "many"):
         few = rows == "few"

@@ -138,6 +138,13 @@ def _select_experts(op: LoweredOp, build: DeviceBuilder) -> None:
     build.launch(kernel, scores_ptr=op.args[0], ids_ptr=op.results[0], n_rows=rows, n_experts=count)
 
 
+def _route_experts(op: LoweredOp, build: DeviceBuilder) -> None:
+    rows, count, choices = op.dims(0)[0], op.size(0, 1), op.attrs["k"]
+    kernel = experts.route_experts(f"route_experts_{count}_{choices}", count, choices)
+    named = dict(zip(("logits_ptr", "bias_ptr", "ids_ptr", "weights_ptr"), (*op.args, *op.results), strict=True))
+    build.launch(kernel, **named, n_rows=rows, scale=op.attrs["scale"])
+
+
 def _moe(op: LoweredOp, build: DeviceBuilder) -> None:
     x, ids, weights, w1, s1, w3, s3, w2, s2, *shared = op.args
     rows, dim = op.dims(0)[0], op.size(0, 1)
@@ -181,5 +188,6 @@ RECIPES: Mapping[str, Recipe] = {
     "linear_bf16": _linear_bf16,
     "linears": _linears,
     "moe": _moe,
+    "route_experts": _route_experts,
     "select_experts": _select_experts,
 }
