@@ -103,7 +103,6 @@ TRITON = {
     # exp and its quotient differ in their last bit, which a rounding to bf16 or fp8 rarely shows.
     "cache_rows tail": FamilyBound(2.0**-8, 0.999),
     "engram gate": FamilyBound(2.0**-8, 0.999),
-    "activations swiglu": FamilyBound(2.0**-4, 0.999),
     # Sums in another order than torch, rounded to bf16, one ulp; fp32 results: FP32_RELATIVE.
     "row_programs": FamilyBound(2.0**-7, 0.99),
     # exp and log of fp32.

@@ -14,6 +14,7 @@ from dsv41c.compiler.codegen.triton.kernels import (
     gemm,
     indexer,
     mhc,
+    shared_expert,
     sparse_attention,
 )
 from dsv41c.compiler.codegen.triton.trials import Trial, trials_of
@@ -47,6 +48,7 @@ KERNELS = (
     mhc.site("site", 96, True, 2).with_tiles(Tile({"ROWS": 16, "BLOCK": 32})),
     mhc.site("enter", 96, False, 1).with_tiles(Tile({"ROWS": 16, "BLOCK": 32})),
     mhc.leave("leave", 96),
+    shared_expert.shared_up("shared_up", 256, 128, few=True),
     sparse_attention.attend("attend", 4, 64, WINDOW, MAIN),
     sparse_attention.attend("window", 4, 64, WINDOW, (0, 1, 0)),
     sparse_attention.combine("combine", 4, 64),

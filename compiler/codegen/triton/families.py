@@ -28,6 +28,7 @@ FAMILIES = (
     "mhc",
     "gemm",
     "experts",
+    "shared_expert",
     "engram",
     "indexer",
     "sparse_attention",

@@ -446,6 +446,23 @@ def _experts_down(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[in
     yield from _experts(gpu, make, timing, is_up=False)
 
 
+def _shared_up(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...]) -> Iterator[Trial]:
+    dim, inner = int(gpu.holes["D"]), int(gpu.holes["INNER"])
+    for rows in (_BATCHES[:3] if int(gpu.holes["BLOCK_ROWS"]) == 16 else (128, _PREFILL)) if timing else (13,):
+        x, hidden = make.normal(rows, dim), make.empty(rows, inner)
+        (w1, s1, exact1), (w3, s3, exact3) = (_weight("fp8", inner, dim, make) for _ in range(2))
+
+        def reference(x: Tensor = x, exact: tuple[Callable[[], Tensor], ...] = (exact1, exact3)) -> dict[str, Tensor]:
+            gate, up = ((x.cpu().float() @ values().float().T).bfloat16() for values in exact)
+            return {"hidden_ptr": quant.fake_quantize(ops.swiglu(gate, up, _LIMIT).bfloat16(), "fp8_e8m0")}
+
+        arguments: Arguments = {"x_ptr": x, "w1_ptr": w1, "s1_ptr": s1, "w3_ptr": w3, "s3_ptr": s3}
+        arguments |= {"hidden_ptr": hidden, "n_rows": rows, "limit": _LIMIT}
+        moved, flops = _moved(x, w1, s1, w3, s3, hidden), 4 * rows * dim * inner
+        label, check = f"{rows} x {dim} -> {inner}", None if timing else reference
+        yield Trial(label, arguments, {}, ("hidden_ptr",), moved, flops, check, _EXPERTS)
+
+
 # --- caches -------------------------------------------------------------------------------------------------------
 
 
@@ -642,6 +659,7 @@ FAMILIES: dict[str, Build] = {
     "indexer.select_kernel": _select,
     "mhc.mhc_leave_kernel": _mhc_leave,
     "mhc.mhc_site_kernel": _mhc_site,
+    "shared_expert.shared_up_kernel": _shared_up,
     "sparse_attention.attend_kernel": _attend,
     "sparse_attention.combine_kernel": _combine,
 }

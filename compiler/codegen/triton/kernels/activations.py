@@ -3,7 +3,7 @@
     norm_rows      RMS norm and fp8 activation quantization; both results, or one of them
     rotate_rows    RoPE of heads, or its inverse, and for index queries FP4 quantization
     quantize_rows  FP4 values with power-of-two scales, in groups of 32 columns
-    swiglu_rows    the shared expert's activation, quantized for its down projection
+    swiglu         the activation of an expert
     angles         cos and sin of positions
 
 A quantized row is bf16: the values that its fp8 or FP4 form holds, which is what the products take.
@@ -128,18 +128,6 @@ def angles_kernel(
 
 
 @triton.jit
-def swiglu_rows_kernel(gate_ptr, up_ptr, y_ptr, limit, D: tl.constexpr, BLOCK: tl.constexpr, FP8_CASTS: tl.constexpr):
-    """gate and up bf16 [rows, D] to the fp8 values of SwiGLU, bf16 [rows, D]."""
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    wanted = channel < D
-    gate = tl.load(gate_ptr + row * D + channel, mask=wanted, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * D + channel, mask=wanted, other=0.0).to(tl.float32)
-    hidden = swiglu(gate, up, limit).to(tl.bfloat16)
-    tl.store(y_ptr + row * D + channel, fake_quantize_e4m3(hidden, 1, BLOCK, FP8_CASTS), mask=wanted)
-
-
-@triton.jit
 def swiglu(gate, up, limit):
     """silu(min(gate, limit)) * clamp(up, -limit, limit) of fp32, silu as a quotient (SPEC 6.2)."""
     gate = tl.minimum(gate, limit)
@@ -180,15 +168,6 @@ def angles(name: str, pairs: int) -> Kernel:
     return Kernel(name, "activations", "angles_kernel", {**arguments, "n_rows": "i32"}, holes, _HEADS, grid)
 
 
-def swiglu_rows(name: str, inner: int) -> Kernel:
-    """The activation of the shared expert."""
-    arguments = {**dict.fromkeys(("gate_ptr", "up_ptr", "y_ptr"), "*bf16"), "limit": "fp32"}
-    holes: dict[str, Hole] = {"D": inner, "FP8_CASTS": True}
-    tiles = (Tile({"BLOCK": 512}), Tile({"BLOCK": 128}))
-    grid = (("n_rows", 1), (inner, "BLOCK"))
-    return Kernel(name, "activations", "swiglu_rows_kernel", arguments, holes, tiles, grid, sizes=("n_rows",))
-
-
 def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
     """The rows between the products of a model's layers."""
     rotated = config.qk_rope_head_dim
@@ -199,5 +178,4 @@ def kernels(config: ModelConfig) -> tuple[Kernel, ...]:
         rotate_rows("rotate_query", config.head_dim, rotated),
         rotate_rows("rotate_back", config.head_dim, rotated, inverse=True),
         rotate_rows("rotate_index_query", config.index_head_dim, rotated, quantize=True),
-        swiglu_rows("swiglu", config.moe_intermediate_size),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dsv41c.compiler.codegen.triton.device_builder import Argument, DeviceBuilder, LoweredOp, Recipe, product
 from dsv41c.compiler.codegen.triton.families import Kernel
-from dsv41c.compiler.codegen.triton.kernels import activations, experts, gemm
+from dsv41c.compiler.codegen.triton.kernels import activations, experts, gemm, shared_expert
 from dsv41c.ir.dims import Dim
 
 __all__ = ["RECIPES"]
@@ -174,11 +174,10 @@ def _moe(op: LoweredOp, build: DeviceBuilder) -> None:
 def _shared_expert(op: LoweredOp, build: DeviceBuilder, x: str | None, packed: list[str | None]) -> str:
     rows, dim, inner = op.dims(0)[0], op.size(0, 1), op.size(9, 0)
     w1, s1, w3, s3, w2, s2 = packed
-    gate, up, hidden = (build.scratch(op, f"shared_{name}", "bf16", rows, inner) for name in ("gate", "up", "hidden"))
-    product_of(build, op, "shared_gate_parts", x, rows, _Weight("fp8", w1, s1, inner, dim), gate)
-    product_of(build, op, "shared_up_parts", x, rows, _Weight("fp8", w3, s3, inner, dim), up)
-    swiglu = activations.swiglu_rows(f"swiglu_{inner}", inner)
-    build.launch(swiglu, gate_ptr=gate, up_ptr=up, y_ptr=hidden, limit=op.attrs["limit"], n_rows=rows)
+    hidden = build.scratch(op, "shared_hidden", "bf16", rows, inner)
+    kernel = shared_expert.shared_up(f"shared_up_{dim}_{inner}_{'few' if build.few else 'many'}", dim, inner, build.few)
+    given = {"w1_ptr": w1, "s1_ptr": s1, "w3_ptr": w3, "s3_ptr": s3, "hidden_ptr": hidden}
+    build.launch(kernel, x_ptr=x, **given, n_rows=rows, limit=op.attrs["limit"])
     own = build.scratch(op, "shared", "bf16", rows, dim)
     product_of(build, op, "shared_parts", hidden, rows, _Weight("fp8", w2, s2, dim, inner), own)
     return own
