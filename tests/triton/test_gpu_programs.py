@@ -69,7 +69,7 @@ def test_every_launch_fits(name: str, rows: int, sequences: int, made: GpuProgra
         grid_sizes = {size: size_value(value, sizes) for size, value in launch.sizes.items()}
         launched += grid_of(launch.kernel, gpu, values, grid_sizes) is not None
         PackedArguments(launch.kernel, gpu, values)
-    assert launched == len(program.launches) > 100
+    assert launched == len(program.launches) > 50
 
 
 def test_the_bill_counts_what_a_gpu_launches(

@@ -16,7 +16,7 @@ from torch import Tensor
 from xdsl.dialects.builtin import UnitAttr
 
 from dsv41c.compiler.codegen.triton.device_program import device_program
-from dsv41c.compiler.codegen.triton.recipes import RECIPES, index
+from dsv41c.compiler.codegen.triton.recipes import RECIPES, index, products
 from dsv41c.errors import CompileError
 from dsv41c.ir.builder import FunctionBuilder, module_of
 from dsv41c.ir.interpreter import Interpreter
@@ -260,7 +260,7 @@ CASES: dict[str, Case] = {
     ),
     "linears_in_parts": lambda: (
         "linears",
-        [Given(rows_of(512).repeat(1, 33).contiguous()), *fp8_weight(64, 33 * 512, 1)],
+        [Given(rows_of(512).repeat(1, 3).contiguous()), *fp8_weight(64, 1536, 1)],
         [ROW],
         {"groups": 1, "quantize": 0},
     ),
@@ -391,8 +391,9 @@ def test_index_in_tiles_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert program.buffers["0.scores"].shape[0] == "min(4, T)"
 
 
-def test_products_in_parts() -> None:
+def test_products_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few outputs of very many inputs: the parts are another launch's to add, with many rows there are none."""
+    monkeypatch.setattr(products, "_PART_BYTES", 8 << 10)
     kernel, operands, results, attrs = CASES["linears_in_parts"]()
     names = [[launch.kernel for launch in op(kernel, operands, results, attrs, few).launches] for few in (True, False)]
     assert names == [["gemm_fp8_parts", "sum_parts"], ["gemm_fp8_tiled"]]
