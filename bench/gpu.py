@@ -11,7 +11,10 @@
                 the ceilings
 4. decode       the graph of a whole decode step of the prepared model, for each bucket
 
-Whatever does not fit into the seconds is left out and listed as skipped.
+Whatever does not fit into the seconds is left out and listed as skipped. A kernel that fails is listed with its error,
+and the others are measured all the same; where the GPU takes no more work behind it, they are skipped. Results are
+written behind each kernel; `running` names the one that was under way. The exit status is 1 where a value is wrong or
+something failed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,7 @@ from torch import Tensor
 from dsv41c.compiler.codegen.triton.timing import Launcher, replayed, spread
 from dsv41c.compiler.codegen.triton.trials import Trial, trials_of
 from dsv41c.errors import PlanError
-from dsv41c.runtime.cuda_driver import CudaDriver
+from dsv41c.runtime.cuda_driver import CudaDriver, Driver, DriverError
 from dsv41c.runtime.executor_cuda import CudaExecutor, load_kernel
 from dsv41c.runtime.plan import Plan
 from dsv41c.runtime.plan_format import KernelEntry
@@ -111,8 +115,12 @@ def report(results: dict[str, Any]) -> str:
     wrong = [one for one in results["checks"] if not one["holds"]]
     lines += ["", f"Checks: {len(results['checks'])}, of which {len(wrong)} do not hold."]
     lines += [f"- {one['kernel']} {one['label']}: {one['error']:.3g}, bound {one['bound']:.3g}" for one in wrong]
-    if results["skipped"]:
-        lines += ["", "Skipped: " + ", ".join(results["skipped"]) + "."]
+    if results["failures"]:
+        lines += ["", f"Failed: {len(results['failures'])}."]
+        lines += [f"- {one['what']}: {one['error']}" for one in results["failures"]]
+    for title, key in (("Skipped", "skipped"), ("Without a trial, neither checked nor timed here", "untried")):
+        if results[key]:
+            lines += ["", f"{title}: {', '.join(results[key])}."]
     return "\n".join(lines) + "\n"
 
 
@@ -207,10 +215,18 @@ def time_decode(executor: CudaExecutor, driver: CudaDriver, path: Path) -> Itera
             }
 
 
-def is_wanted(entry: KernelEntry, only: Iterable[str]) -> bool:
-    """Whether a kernel's name begins with one of some words; all do where there are none."""
-    words = tuple(only)
-    return entry.gpu is not None and (not words or entry.name.startswith(words))
+def wanted_entries(entries: Iterable[KernelEntry], only: Sequence[str]) -> list[KernelEntry]:
+    """The kernels whose names begin with one of some words; all of them where there are none.
+
+    Raises:
+        PlanError: no kernel begins with one of the words.
+    """
+    found = [entry for entry in entries if entry.gpu is not None]
+    for word in only:
+        if not any(entry.name.startswith(word) for entry in found):
+            names = ", ".join(sorted(entry.name for entry in found))
+            raise PlanError(f"--only: no kernel begins with {word!r}; there are {names}")
+    return [entry for entry in found if not only or entry.name.startswith(tuple(only))]
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -229,49 +245,99 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs all parts; the exit status is 1 where a check does not hold."""
+    """Runs all parts; the exit status is 1 where a check does not hold or something failed."""
     given = parsed(arguments)
     deadline = time.monotonic() + given.seconds
+    checks = given.prepared / "checks.safetensors"
     try:
         driver = CudaDriver()
         kernels = Plan.load(given.prepared / "kernels", target=driver.target)
+        entries = wanted_entries(kernels.manifest.kernels, given.only)
         plan = Plan.load(given.prepared / "plan", checkpoint=given.prepared / "checkpoint", target=driver.target)
+        caches = tensors_of(checks, "before/")
+        pools = {spec.pool: len(caches[spec.name]) for spec in plan.manifest.state}
+        executor = CudaExecutor(plan, driver, pools["pages"], pools["rings"])
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     torch.cuda.init()
     conditions = {**driver.description, "torch": torch.__version__, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     ceilings = measured_ceilings()
-    results: dict[str, Any] = {"conditions": conditions, "ceilings": asdict(ceilings), "checks": [], "timings": []}
-    results |= {"decode": [], "skipped": [], "untried": [], "loaded_from": {}}
-    caches = tensors_of(given.prepared / "checks.safetensors", "before/")
-    pools = {spec.pool: len(caches[spec.name]) for spec in plan.manifest.state}
-    executor = CudaExecutor(plan, driver, pools["pages"], pools["rings"])
-    results["checks"] += check_step(executor, given.prepared / "checks.safetensors")
-    results["decode"] += time_decode(executor, driver, given.prepared / "checks.safetensors")
-    for entry in (one for one in kernels.manifest.kernels if is_wanted(one, given.only)):
-        if time.monotonic() > deadline:
-            results["skipped"].append(entry.name)
-            continue
-        try_kernel(driver, kernels, entry, ceilings, results)
-        print(f"{entry.name} done", flush=True)
-    given.results.mkdir(parents=True, exist_ok=True)
-    (given.results / "gpu.json").write_text(json.dumps(results, indent=1) + "\n")
-    (given.results / "gpu.md").write_text(report(results))
-    print(report(results))
-    return int(any(not one["holds"] for one in results["checks"]))
+    run = Run(driver, given.results, new_results(conditions, ceilings), deadline)
+    run.part("decode step, checks", lambda: run.results["checks"].extend(check_step(executor, checks)))
+    run.part("decode step, timings", lambda: run.results["decode"].extend(time_decode(executor, driver, checks)))
+    for entry in entries:
+        run.part(entry.name, partial(try_kernel, driver, kernels, entry, ceilings, run.results))
+    print(report(run.results))
+    return run.status()
 
 
-def try_kernel(driver: CudaDriver, plan: Plan, entry: KernelEntry, ceilings: Ceilings, results: dict[str, Any]) -> None:
+def new_results(conditions: dict[str, Any], ceilings: Ceilings) -> dict[str, Any]:
+    """Results without any."""
+    empty: dict[str, Any] = {name: [] for name in ("checks", "timings", "decode", "failures", "skipped", "untried")}
+    return {"conditions": conditions, "ceilings": asdict(ceilings), **empty, "loaded_from": {}, "running": None}
+
+
+class Run:
+    """Parts one after the other, each for itself: what one of them does wrong costs the others nothing.
+
+    Args:
+        driver: the GPU. folder: for gpu.json and gpu.md, written behind each part.
+        results: what parts add to. deadline: on the monotonic clock, after which no part begins.
+    """
+
+    def __init__(self, driver: Driver, folder: Path, results: dict[str, Any], deadline: float) -> None:
+        self.results = results
+        self._driver, self._folder, self._deadline, self._works = driver, folder, deadline, True
+
+    def part(self, what: str, run: Callable[[], None]) -> None:
+        """Runs a part, or lists it as skipped; its error is listed, whatever it is."""
+        if not self._works or time.monotonic() > self._deadline:
+            self.results["skipped"].append(what)
+            self._write(None)
+            return
+        self._write(what)
+        try:
+            run()
+            print(f"{what} done", flush=True)
+        except Exception as error:  # a failed kernel may come out of the driver, of torch or of a check
+            self._failed(what, error)
+        self._write(None)
+
+    def status(self) -> int:
+        """The exit status: 0 where nothing failed and all checks hold."""
+        return int(bool(self.results["failures"]) or any(not one["holds"] for one in self.results["checks"]))
+
+    def _failed(self, what: str, error: Exception) -> None:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        self.results["failures"].append({"what": what, "error": text})
+        print(f"{what} failed: {text}", file=sys.stderr, flush=True)
+        try:
+            self._driver.synchronize()
+            torch.cuda.empty_cache()
+        except (DriverError, RuntimeError):
+            # Behind an illegal access, say, a process gets no more work done on its GPU.
+            self._works = False
+
+    def _write(self, running: str | None) -> None:
+        self.results["running"] = running
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "gpu.json").write_text(json.dumps(self.results, indent=1) + "\n")
+        (self._folder / "gpu.md").write_text(report(self.results))
+
+
+def try_kernel(
+    driver: Driver, plan: Plan, entry: KernelEntry, ceilings: Ceilings, results: dict[str, Any], device: str = "cuda"
+) -> None:
     """All trials of a kernel, into the results."""
     assert entry.gpu is not None
     function, results["loaded_from"][entry.name] = load_kernel(driver, plan.path, entry)
     launcher = Launcher(driver, entry.name, entry.gpu, function)
     found = 0
-    for trial in trials_of(str(entry.function), entry.gpu, "cuda", timing=False):
+    for trial in trials_of(str(entry.function), entry.gpu, device, timing=False):
         results["checks"] += checked(launcher, trial)
         found += 1
-    for trial in trials_of(str(entry.function), entry.gpu, "cuda", timing=True):
+    for trial in trials_of(str(entry.function), entry.gpu, device, timing=True):
         results["timings"].append(asdict(timing(entry.name, trial, launcher.microseconds(trial), ceilings)))
         found += 1
     if not found:

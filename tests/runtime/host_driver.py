@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from gpu_plan import STORE, SUM, TARGETS, TUNED
 from torch import Tensor
@@ -14,6 +15,18 @@ ALIGNMENT = 256
 _TYPES = {"*fp32": torch.float32, "*i64": torch.int64}
 _CELLS: dict[str, Any] = {"i32": ctypes.c_int32, "fp32": ctypes.c_float}
 _TILES = {"sum_parts_kernel": (SUM, SUM.tiles[0]), "store_plain_kernel": (STORE, TUNED)}
+
+
+def known_to(driver: "HostDriver", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the host whose address somebody asks for are memory of the driver from then on."""
+    plain = Tensor.data_ptr
+
+    def data_ptr(self: Tensor) -> int:
+        address = plain(self)
+        driver.allocations[address] = self.detach().flatten().view(torch.uint8)
+        return address
+
+    monkeypatch.setattr(Tensor, "data_ptr", data_ptr)
 
 
 class HostDriver:

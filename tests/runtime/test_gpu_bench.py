@@ -4,19 +4,24 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from gpu_plan import STORE, TARGETS, WIDTH
-from host_driver import HostDriver
+from host_driver import HostDriver, known_to
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import dsv41c
 from dsv41c.compiler.codegen.triton.timing import REPLAYS, Launcher, copies_of, replayed
 from dsv41c.compiler.codegen.triton.trials import Trial, trials_of
+from dsv41c.errors import PlanError
+from dsv41c.runtime.cuda_driver import DriverError
 from dsv41c.runtime.device_checks import kernels_for
 from dsv41c.runtime.executor_cuda import CudaExecutor, load_kernel
 from dsv41c.runtime.plan import Plan
@@ -68,7 +73,8 @@ def test_copies_go_beyond_the_l2_cache() -> None:
     def trial(size: int) -> Trial:
         return Trial("here", {"x": torch.arange(size), "rows": torch.arange(9)}, {}, (), size, redrawn=("rows",))
 
-    assert [copies_of(trial(size)) for size in (1, 64 << 20, 1 << 30)] == [64, 2, 2]
+    sized = [Trial("here", {}, {}, (), size) for size in (1, 64 << 20, 1 << 30)]
+    assert [copies_of(one) for one in sized] == [64, 2, 2]
     first, second = trial(8).copies(2)
     assert isinstance(first["x"], Tensor)
     assert isinstance(second["x"], Tensor)
@@ -88,6 +94,8 @@ def test_the_table(gpu: ModuleType) -> None:
         "decode": [{"model": "mini6", "rows": 4, "median_us": 900.0, "low_us": 880.0, "high_us": 950.0}],
         "checks": [check, {**check, "holds": True}],
         "skipped": ["swiglu"],
+        "untried": ["other", "another"],
+        "failures": [{"what": "route", "error": "DriverError: refused"}],
     }
     text = gpu.report(results)
     assert "A GPU, driver 13000, torch 2.11.0, 2026-01-02" in text
@@ -97,6 +105,8 @@ def test_the_table(gpu: ModuleType) -> None:
     assert "Checks: 2, of which 1 do not hold." in text
     assert "- select 3 rows: 0.5, bound 0" in text
     assert "Skipped: swiglu." in text
+    assert "Without a trial, neither checked nor timed here: other, another." in text
+    assert "Failed: 1.\n- route: DriverError: refused\n" in text
 
 
 def test_values_are_compared(gpu: ModuleType) -> None:
@@ -130,6 +140,70 @@ def test_a_kernels_trial_over_the_hosts_memory(gpu: ModuleType, gpu_plan: Path) 
     }
     assert driver.launched[0][0] == STORE.function
     assert len(replayed(driver, [])) == REPLAYS
+
+
+def test_a_failure_costs_no_other_part(gpu: ModuleType, tmp_path: Path) -> None:
+    """Results are written behind each part, and the one that runs is named while it runs."""
+
+    def written() -> dict[str, Any]:
+        found = json.loads((tmp_path / "gpu.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+    conditions = {"device": "this machine", "driver": 1, "torch": "2", "date": "2026-01-02"}
+    run = gpu.Run(HostDriver(), tmp_path, gpu.new_results(conditions, gpu.Ceilings(1e12, 1e14)), time.monotonic() + 99)
+    run.part("first", lambda: run.results["untried"].append(written()["running"]))
+    assert (written()["untried"], written()["running"], run.status()) == (["first"], None, 0)
+    for error in (DriverError("refused", "CUDA_ERROR_OUT_OF_MEMORY"), MemoryError("no room"), AssertionError("\nwhy")):
+        run.part(type(error).__name__, Mock(side_effect=error))
+    run.part("last", lambda: run.results["untried"].append("last"))
+    assert written()["failures"] == [
+        {"what": "DriverError", "error": "DriverError: refused"},
+        {"what": "MemoryError", "error": "MemoryError: no room"},
+        {"what": "AssertionError", "error": "AssertionError: why"},
+    ]
+    assert (written()["untried"], written()["skipped"], run.status()) == (["first", "last"], [], 1)
+    assert "- MemoryError: MemoryError: no room" in (tmp_path / "gpu.md").read_text()
+
+
+def test_behind_a_lost_gpu_and_behind_the_deadline_parts_are_skipped(gpu: ModuleType, tmp_path: Path) -> None:
+    class Lost(HostDriver):
+        def synchronize(self) -> None:
+            raise DriverError("lost", "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    conditions = {"device": "this machine", "driver": 1, "torch": "2", "date": "2026-01-02"}
+    for driver, deadline, skipped in ((Lost(), 99, ["b", "c"]), (HostDriver(), -1, ["a", "b", "c"])):
+        results = gpu.new_results(conditions, gpu.Ceilings(1e12, 1e14))
+        run = gpu.Run(driver, tmp_path, results, time.monotonic() + deadline)
+        for what in "abc":
+            run.part(what, Mock(side_effect=DriverError("lost", "CUDA_ERROR_ILLEGAL_ADDRESS")))
+        assert json.loads((tmp_path / "gpu.json").read_text())["skipped"] == skipped
+        assert run.status() == (skipped == ["b", "c"])
+
+
+def test_only_names_kernels(gpu: ModuleType, gpu_plan: Path) -> None:
+    entries = Plan.load(gpu_plan, target=TARGETS[0]).manifest.kernels
+    names = {entry.name for entry in gpu.wanted_entries(entries, [])}
+    assert names == {"store_tail", "sum_parts_fp32", "write_index"}
+    assert {entry.name for entry in gpu.wanted_entries(entries, ["store", "sum"])} == names - {"write_index"}
+    message = "no kernel begins with 'nosuch'; there are .*store_tail, sum_parts_fp32, .*write_index"
+    with pytest.raises(PlanError, match=message):
+        gpu.wanted_entries(entries, ["store", "nosuch"])
+
+
+def test_all_trials_of_a_plans_kernel(gpu: ModuleType, gpu_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks run; a graph is recorded and takes no time."""
+    driver = HostDriver()
+    known_to(driver, monkeypatch)
+    monkeypatch.setattr(driver, "replay", lambda graph: driver.launched.append(("graph", (1, 1, 1), 1)))
+    plan = Plan.load(gpu_plan, target=TARGETS[0])
+    entries = kernels_for(plan.manifest.kernels, TARGETS[0])
+    results = gpu.new_results({}, gpu.Ceilings(1e12, 1e14))
+    for name in ("store_tail", "write_index"):
+        gpu.try_kernel(driver, plan, entries[name], gpu.Ceilings(1e12, 1e14), results, "cpu")
+    assert {one["kernel"] for one in results["checks"]} == {"store_tail"}
+    assert {one["kernel"] for one in results["timings"]} == {"store_tail"}
+    assert results["untried"] == ["write_index"]
 
 
 def test_a_step_over_the_hosts_memory(gpu: ModuleType, gpu_plan: Path, tmp_path: Path) -> None:

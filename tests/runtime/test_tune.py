@@ -1,16 +1,15 @@
 """Tuning without a GPU: which tiles are tried, which one is kept, and that a machine without a GPU is refused."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from gpu_plan import STORE, SUM
 from hand_made import CHECKPOINT
-from host_driver import HostDriver
-from torch import Tensor
+from host_driver import HostDriver, known_to
 
 from dsv41c.compiler.cli import cli
 from dsv41c.compiler.codegen.triton.configs import read_configs, with_config, write_configs
@@ -68,14 +67,7 @@ def test_variants_differ_in_one_thing() -> None:
 def test_the_fastest_right_tile_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Blocks of four rows leave rows out, as the interpreter takes two: they are fast, and wrong."""
     driver = Clock()
-    plain = Tensor.data_ptr
-
-    def data_ptr(self: Tensor) -> int:
-        address = plain(self)
-        driver.allocations[address] = self.detach().flatten().view(torch.uint8)
-        return address
-
-    monkeypatch.setattr(Tensor, "data_ptr", data_ptr)
+    known_to(driver, monkeypatch)
     kernel = STORE.with_tiles(Tile({"ROWS": 2}, warps=4), Tile({"ROWS": 8}, warps=1))
     lines: list[str] = []
     found = tune([kernel], SM_80, driver, load, "cpu", lines.append)
@@ -102,3 +94,30 @@ def test_refuses_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = CliRunner().invoke(cli, ["bench", str(CHECKPOINT)])
     assert result.exit_code == 2
     assert "say what to measure and where it goes: --tune -o FILE" in result.stderr
+
+
+class NoGpu:
+    """A driver that is opened and asked for nothing."""
+
+    target = "cuda:sm_80"
+    description: Mapping[str, Any] = {}
+
+    def __init__(self, device: int) -> None:
+        pass
+
+
+def test_what_cannot_be_written_or_is_not_there_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv41c.compiler.cli.bench.CudaDriver", NoGpu)
+    output = tmp_path / "nowhere" / "tuned.json"
+    result = CliRunner().invoke(cli, ["bench", str(CHECKPOINT), "--tune", "-o", str(output)])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: -o {output}: no file can be written there, {output.parent} is no folder; choose another place\n"
+    )
+    result = CliRunner().invoke(cli, ["bench", str(CHECKPOINT), "--tune", "-o", str(tmp_path)])
+    assert (result.exit_code, result.stderr) == (1, f"error: -o {tmp_path}: that is a folder; name a file in it\n")
+    output = tmp_path / "tuned.json"
+    result = CliRunner().invoke(cli, ["bench", str(CHECKPOINT), "--tune", "--only", "gemm,nosuch", "-o", str(output)])
+    assert (result.exit_code, output.exists()) == (1, False)
+    assert result.stderr.startswith("error: --only: no kernel begins with 'nosuch'; there are ")
+    assert "route" in result.stderr

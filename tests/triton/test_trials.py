@@ -51,6 +51,7 @@ KERNELS = (
     shared_expert.shared_up("shared_up", 256, 128, few=True),
     sparse_attention.attend("attend", 4, 64, WINDOW, MAIN),
     sparse_attention.attend("window", 4, 64, WINDOW, (0, 1, 0)),
+    sparse_attention.attend("split", 4, 64, WINDOW, (96, 8, 512), split=True),
     sparse_attention.combine("combine", 4, 64),
     experts.route_experts("route_experts", 12, 3),
 )
@@ -97,11 +98,25 @@ def test_a_trial_sees_a_wrong_value() -> None:
     assert trial.errors()["normalized_ptr"] > trial.relative
 
 
+@pytest.mark.parametrize("output", ["out_ptr", "maximum_ptr", "total_ptr"])
+def test_a_trial_of_splits_sees_each_of_their_outputs(output: str) -> None:
+    kernel = next(kernel for kernel in KERNELS if kernel.name == "split")
+    (trial,) = trials_of(kernel.function, record(kernel), "cpu", timing=False)
+    launch(kernel, trial)
+    assert trial.errors()["out_ptr"] <= trial.relative
+    wrong = trial.arguments[output]
+    assert isinstance(wrong, Tensor)
+    wrong[1, 1] += 1
+    assert trial.errors()["out_ptr"] > trial.relative
+
+
 def test_every_function_with_trials_is_tried() -> None:
     assert {f"{kernel.family}.{kernel.function}" for kernel in KERNELS} == set(trials.FAMILIES)
 
 
-@pytest.mark.parametrize("kernel", [KERNELS[7], KERNELS[15], KERNELS[20], KERNELS[23]], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [KERNELS[7], KERNELS[15], KERNELS[20], KERNELS[23], KERNELS[25]], ids=lambda kernel: kernel.name
+)
 def test_trials_for_timing_have_no_reference(kernel: Kernel) -> None:
     first = next(trials_of(kernel.function, record(kernel), "cpu", timing=True, contexts=(64,)))
     assert first.reference is None

@@ -59,9 +59,12 @@ class Launcher:
         self.launch(copies[0], trial.sizes)
         self._driver.synchronize()
         self._driver.begin_capture()
-        for arguments in copies:
-            self.launch(arguments, trial.sizes)
-        graph = self._driver.end_capture()
+        try:
+            for arguments in copies:
+                self.launch(arguments, trial.sizes)
+        finally:
+            # A stream that is left recording would take no other kernel.
+            graph = self._driver.end_capture()
         return [one / len(copies) for one in replayed(self._driver, graph)]
 
 

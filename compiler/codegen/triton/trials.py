@@ -49,6 +49,7 @@ class Trial:
         reference: what the outputs must be; None where it is only timed.
         relative: how far each row of an output may be from it in L2, relative to the row; 0 for equal bits.
         redrawn: lists of cache rows, which each of several copies of the arguments has of its own.
+        read: what the reference speaks of, made of the arguments behind a launch; None where it is the outputs.
     """
 
     label: str
@@ -60,6 +61,7 @@ class Trial:
     reference: Reference | None = None
     relative: float = 0.0
     redrawn: tuple[str, ...] = ()
+    read: Callable[[Arguments], dict[str, Tensor]] | None = None
 
     def copies(self, count: int, most_bytes: int = 1 << 30) -> list[Arguments]:
         """The arguments several times over: tensors of more bytes are shared, all others are copied."""
@@ -83,8 +85,9 @@ class Trial:
         """
         assert self.reference is not None, "a trial for timing has no reference"
         found = {}
+        behind = self.arguments if self.read is None else self.read(self.arguments)
         for name, wanted in self.reference().items():
-            ours = self.arguments[name]
+            ours = behind[name]
             assert isinstance(ours, Tensor)
             ours = _like(ours.cpu(), wanted)
             if self.relative == 0:
@@ -525,10 +528,28 @@ def _attend(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...
         if selected:
             moved += _moved(slots) + selected * batch * quant.FORMATS["fp4_e4m3"].row_bytes(channels)
         flops = 4 * batch * heads * channels * (window + selected)
-        # What a split leaves is no output yet: `combine` is checked on its own.
-        check = None if timing or is_split else reference
+        check = None if timing else reference
         label, lists = f"batch {batch}, context {context}", ("window_index_ptr", "main_slots_ptr")
-        yield Trial(label, arguments, {}, ("out_ptr",), moved, flops, check, _EXPERTS, lists)
+        if is_split:
+            outputs = ("out_ptr", "maximum_ptr", "total_ptr")
+            yield Trial(label, arguments, {}, outputs, moved, flops, check, _EXPERTS, lists, _combined)
+        else:
+            yield Trial(label, arguments, {}, ("out_ptr",), moved, flops, check, _EXPERTS, lists)
+
+
+def _combined(given: Arguments) -> dict[str, Tensor]:
+    """What the splits of an attention come to."""
+    names = ("out_ptr", "maximum_ptr", "total_ptr", "sink_ptr")
+    part, maximum, total, sink = (one.cpu().double() for one in map(given.get, names) if isinstance(one, Tensor))
+    return {"out_ptr": _over_splits(part, maximum, total, sink)}
+
+
+def _over_splits(part: Tensor, maximum: Tensor, total: Tensor, sink: Tensor) -> Tensor:
+    """Sums of splits fp64 [rows, splits, heads, channels], with their maxima and totals, to the attention's output."""
+    highest = maximum.amax(1)
+    weight = (maximum - highest.unsqueeze(1)).exp()
+    whole = (total * weight).sum(1) + (sink - highest).exp()
+    return (part * weight.unsqueeze(-1)).sum(1) / whole.unsqueeze(-1)
 
 
 def _combine(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...]) -> Iterator[Trial]:
@@ -544,11 +565,8 @@ def _combine(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ..
         def reference(
             part: Tensor = part, maximum: Tensor = maximum, total: Tensor = total, sink: Tensor = sink
         ) -> dict[str, Tensor]:
-            highest = maximum.cpu().double().amax(1)
-            weight = (maximum.cpu().double() - highest.unsqueeze(1)).exp()
-            mixed = (part.cpu().double() * weight.unsqueeze(-1)).sum(1)
-            whole = (total.cpu().double() * weight).sum(1) + (sink.cpu().double() - highest).exp()
-            return {"out_ptr": mixed / whole.unsqueeze(-1)}
+            given = (one.cpu().double() for one in (part, maximum, total, sink))
+            return {"out_ptr": _over_splits(*given)}
 
         arguments: Arguments = {"part_ptr": part, "maximum_ptr": maximum, "total_ptr": total, "sink_ptr": sink}
         arguments |= {"out_ptr": out, "n_rows": rows, "n_splits": splits}
