@@ -293,7 +293,7 @@ def gemm(
     weight = "*bf16" if form == "bf16" else "*u8"
     arguments = {"x_ptr": "*bf16", "w_ptr": weight, "scale_ptr": "*u8", "y_ptr": f"*{'fp32' if in_parts else result}"}
     holes: dict[str, Hole] = {"FORMAT": form, "GROUPS": groups, "IN_PARTS": in_parts, "FP8_CASTS": True}
-    tiles = _TILED
+    tiles: tuple[Tile, ...] = _TILED
     if width:
         # Not a tile's: a choice that was measured for other widths is none for this one.
         holes["BLOCK_OUTPUTS"] = min(width, group_outputs & -group_outputs) if groups > 1 else width
