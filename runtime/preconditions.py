@@ -32,6 +32,7 @@ class Group:
         names: the caches.
         rows: positions that a ring holds; 0 for pages.
         ratio: tokens of a compressor's group; 1 elsewhere.
+        restored: cached, replayed or recomputed, as the state table says.
         programs: that use these caches.
     """
 
@@ -39,6 +40,7 @@ class Group:
     names: tuple[str, ...]
     rows: int
     ratio: int
+    restored: str
     programs: frozenset[str]
 
     @property
@@ -91,14 +93,15 @@ class Preconditions:
             spec.name: frozenset(name for name, program in programs.items() if spec.name in program.caches)
             for spec in specs
         }
-        members: dict[tuple[str, int, int, frozenset[str]], list[str]] = {}
+        members: dict[tuple[str, int, int, str, frozenset[str]], list[str]] = {}
         for spec in specs:
             is_paged = spec.pool == "pages"
             kind, rows = ("entries", 0) if is_paged else (spec.kind, spec.page)
             ratio = spec.ratio if spec.kind == "tail" else 1
-            members.setdefault((kind, rows, ratio, users[spec.name]), []).append(spec.name)
+            members.setdefault((kind, rows, ratio, spec.restored, users[spec.name]), []).append(spec.name)
         self.groups = [
-            Group(kind, tuple(names), rows, ratio, used) for (kind, rows, ratio, used), names in members.items()
+            Group(kind, tuple(names), rows, ratio, restored, used)
+            for (kind, rows, ratio, restored, used), names in members.items()
         ]
 
     def nothing_held(self) -> Held:
@@ -113,8 +116,8 @@ class Preconditions:
             entries: tokens of the prefix.
             history: positions whose ids are there.
         """
-        spans: dict[str, Span] = {"entries": (0, entries), "history": history}
-        held.spans = [spans.get(group.kind, (0, 0)) for group in self.groups]
+        spans: dict[str, Span] = {"cached": (0, entries), "recomputed": history, "replayed": (0, 0)}
+        held.spans = [spans[group.restored] for group in self.groups]
 
     def check(self, program: str, piece: Piece, held: Held) -> None:
         """Refuses a forward that would read what is not there.

@@ -14,6 +14,7 @@ from dsv41c.runtime.engine import PREFILLS
 from dsv41c.runtime.prefix import PrefixOptions
 
 KEY_VARIABLE = "DSV41C_API_KEY"
+_SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("serve", short_help="Answer OpenAI's completions over HTTP from a plan.")
@@ -44,9 +45,9 @@ KEY_VARIABLE = "DSV41C_API_KEY"
 )
 @click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True, help="More get status 429.")
 @click.option("--max-body-bytes", type=click.IntRange(min=1), default=8 << 20, show_default=True, help="Of a request.")
-@click.option("--request-seconds", type=float, default=600.0, show_default=True, help="Until an answer is whole.")
+@click.option("--request-seconds", type=_SECONDS, default=600.0, show_default=True, help="Until an answer is whole.")
 @click.option("--no-prefix", is_flag=True, help="Keep nothing of prompts; each runs from its first token.")
-@click.option("--state-seconds", type=float, default=300.0, show_default=True, help="Lifetime of window states.")
+@click.option("--state-seconds", type=_SECONDS, default=300.0, show_default=True, help="Lifetime of window states.")
 @click.option("--store", metavar="DIR", type=click.Path(path_type=Path), help="Keep pages of prompts on disk too.")
 @click.option("--store-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True, help="Of that folder.")
 @click.option("--chat-template", metavar="FILE", type=click.Path(path_type=Path), help="A Jinja file for chats.")
@@ -97,6 +98,8 @@ def serve_command(
         from dsv41c.runtime.server.chat import DEFAULT_TEMPLATE
     except ImportError as error:
         raise RequestError(f"serving needs the package {error.name}; install dsv41c[server]") from None
+    if no_prefix and store is not None:
+        raise RequestError(f"--store {store} keeps prefixes, and --no-prefix keeps none; leave out one of the two")
     key = _api_key(api_key_file)
     if not _is_loopback(host) and key is None:
         click.echo(f"warning: {host} can be reached from other machines, and no API key is asked for", err=True)

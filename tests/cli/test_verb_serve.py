@@ -39,6 +39,7 @@ def test_a_server_comes_up_answers_and_goes(mini6_plan: Path) -> None:
         (("--chat-template", "nowhere.jinja"), "chat template nowhere.jinja cannot be read"),
         (("--api-key-file", "nowhere.key"), "--api-key-file nowhere.key cannot be read"),
         (("--memory-bytes", "1000"), "memory_bytes is 1000; a call of 512 tokens takes"),
+        (("--no-prefix", "--store", "pages"), "--store pages keeps prefixes, and --no-prefix keeps none"),
         (("--max-sequences", "65"), "the plan was compiled for 1..64"),
     ],
 )
@@ -50,6 +51,13 @@ def test_what_cannot_be_served(
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--request-seconds", "--state-seconds"])
+def test_times_are_positive(dsv41c: Callable[..., Result], option: str) -> None:
+    result = dsv41c("serve", "plan", option, "-5")
+    assert result.exit_code == 2
+    assert "-5.0 is not in the range x>0" in result.stderr
 
 
 def test_an_empty_key_is_refused(
