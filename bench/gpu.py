@@ -24,7 +24,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -36,9 +36,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dsv41c.compiler.codegen.triton.timing import Launcher, replayed, spread
+from dsv41c.compiler.codegen.triton.timing import Launcher, chosen, replayed, spread
 from dsv41c.compiler.codegen.triton.trials import Trial, trials_of
-from dsv41c.errors import PlanError
+from dsv41c.errors import Dsv41Error
 from dsv41c.runtime.cuda_driver import CudaDriver, Driver, DriverError
 from dsv41c.runtime.executor_cuda import CudaExecutor, load_kernel
 from dsv41c.runtime.plan import Plan
@@ -215,20 +215,6 @@ def time_decode(executor: CudaExecutor, driver: CudaDriver, path: Path) -> Itera
             }
 
 
-def wanted_entries(entries: Iterable[KernelEntry], only: Sequence[str]) -> list[KernelEntry]:
-    """The kernels whose names begin with one of some words; all of them where there are none.
-
-    Raises:
-        PlanError: no kernel begins with one of the words.
-    """
-    found = [entry for entry in entries if entry.gpu is not None]
-    for word in only:
-        if not any(entry.name.startswith(word) for entry in found):
-            names = ", ".join(sorted(entry.name for entry in found))
-            raise PlanError(f"--only: no kernel begins with {word!r}; there are {names}")
-    return [entry for entry in found if not only or entry.name.startswith(tuple(only))]
-
-
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench/gpu.py", description=__doc__.partition("\n")[0])
@@ -252,12 +238,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         driver = CudaDriver()
         kernels = Plan.load(given.prepared / "kernels", target=driver.target)
-        entries = wanted_entries(kernels.manifest.kernels, given.only)
+        entries = chosen([entry for entry in kernels.manifest.kernels if entry.gpu is not None], given.only)
         plan = Plan.load(given.prepared / "plan", checkpoint=given.prepared / "checkpoint", target=driver.target)
         caches = tensors_of(checks, "before/")
         pools = {spec.pool: len(caches[spec.name]) for spec in plan.manifest.state}
         executor = CudaExecutor(plan, driver, pools["pages"], pools["rings"])
-    except PlanError as error:
+    except Dsv41Error as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     torch.cuda.init()

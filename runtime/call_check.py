@@ -22,16 +22,18 @@ class CallCheck:
 
     Args:
         caches: of the engine.
+    Raises:
+        RequestError: they are not in host memory.
     """
 
     def __init__(self, caches: CachePool) -> None:
-        self._caches = caches
+        self._caches, self._tensors = caches, caches.tensors
         self._before: dict[str, Tensor] = {}
         self._calls = 0
 
     def before(self) -> None:
         """Before a call."""
-        self._before = {name: cache.clone() for name, cache in self._caches.tensors.items()}
+        self._before = {name: cache.clone() for name, cache in self._tensors.items()}
 
     def after(self, program: str, pieces: Sequence[Piece], outputs: Mapping[str, Tensor]) -> None:
         """After it.
@@ -46,7 +48,7 @@ class CallCheck:
         self._calls += 1
         own = {"rings": {piece.allotment.ring for piece in pieces}, "pages": self._pages(pieces)}
         for spec in self._caches.specs:
-            now, before = (tensors[spec.name].view(torch.uint8) for tensors in (self._caches.tensors, self._before))
+            now, before = (tensors[spec.name].view(torch.uint8) for tensors in (self._tensors, self._before))
             changed = (now != before).any(-1).nonzero().flatten().tolist()
             stray = sorted(set(changed) - own[spec.pool])
             if stray:

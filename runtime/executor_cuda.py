@@ -25,7 +25,7 @@ from dsv41c.runtime.device_memory import Layout, aligned, bound_sizes, bucket_of
 from dsv41c.runtime.expressions import size_value
 from dsv41c.runtime.launch_args import PackedArguments, grid_of
 from dsv41c.runtime.padding import pad
-from dsv41c.runtime.plan import Plan
+from dsv41c.runtime.plan import Plan, check_launchable
 from dsv41c.runtime.plan_format import (
     ELEMENT_TYPES,
     Bucket,
@@ -52,6 +52,7 @@ def open_plan(path: str | Path, device: int = 0, checkpoint: str | Path | None =
     Raises:
         PlanError: there is no GPU, or the plan is not for it; the message names both.
     """
+    check_launchable(path)
     driver = CudaDriver(device)
     return Plan.load(path, checkpoint=checkpoint, target=driver.target), driver
 

@@ -120,6 +120,20 @@ def _read_json(path: Path) -> Any:
         raise PlanError(f"{path} is no JSON ({error}); compile the plan again") from None
 
 
+def check_launchable(path: str | Path) -> None:
+    """Refuses, before any GPU is looked for, a plan all of whose GPU kernels are HIP's.
+
+    Raises:
+        PlanError: it is such a plan, or none at all.
+    """
+    gpus = [target.name for target in _read_manifest(Path(path)).targets if target.name != CPU]
+    if gpus and all(name.startswith("hip:") for name in gpus):
+        raise PlanError(
+            f"the plan was compiled for {', '.join(gpus)}, and this runtime launches kernels for CUDA only: compile it "
+            "with --target cuda:sm_XX for an NVIDIA GPU, or with --target cpu"
+        )
+
+
 def _read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise PlanError(f"there is no plan folder {folder}; make one with `dsv41c compile CHECKPOINT -o {folder}`")

@@ -11,7 +11,8 @@ from dsv41c.compiler.codegen.triton.families import Kernel, Tile
 from dsv41c.runtime.cuda_driver import DriverError
 
 ALIGNMENT = 256
-_TYPES = {
+# Triton's names of pointers, and what the memory behind them holds.
+POINTERS = {
     "*bf16": torch.bfloat16,
     "*fp32": torch.float32,
     "*fp64": torch.float64,
@@ -115,12 +116,12 @@ class InterpretingDriver:
         self.waits += 1
 
     def _value(self, kind: str, cell: int) -> Any:
-        if kind not in _TYPES:
+        if kind not in POINTERS:
             return _CELLS[kind].from_address(cell).value
         address = ctypes.c_uint64.from_address(cell).value
         if address == 0:
-            return torch.empty(0, dtype=_TYPES[kind])
+            return torch.empty(0, dtype=POINTERS[kind])
         start, memory = next((a, m) for a, m in self.allocations.items() if a <= address < a + m.numel())
         tensor = memory[address - memory.data_ptr() :]
         assert address >= start
-        return tensor[: tensor.numel() // 8 * 8].view(_TYPES[kind])
+        return tensor[: tensor.numel() // 8 * 8].view(POINTERS[kind])

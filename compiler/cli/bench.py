@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 from dsv41c.compiler.codegen.triton.configs import write_configs
 from dsv41c.compiler.codegen.triton.families import Kernel, Tile, kernels_of
 from dsv41c.compiler.codegen.triton.targets import GpuTarget, parse_target
+from dsv41c.compiler.codegen.triton.timing import chosen
 from dsv41c.compiler.codegen.triton.tune import Load, tune
 from dsv41c.errors import CompileError
 from dsv41c.models.config import ModelConfig
@@ -47,7 +47,7 @@ def bench_command(config: Path, is_tuning: bool, output: Path | None, only: str,
     _check_writable(output)
     driver = CudaDriver(device)
     target = parse_target(driver.target)
-    kernels = _chosen(kernels_of(ModelConfig.from_json(config)), [word for word in only.split(",") if word])
+    kernels = chosen(kernels_of(ModelConfig.from_json(config)), [word for word in only.split(",") if word])
     with tempfile.TemporaryDirectory(prefix="dsv41c-tune-") as folder:
         found = tune(kernels, target, driver, _loader(target, driver, Path(folder)), report=click.echo)
     found.conditions.update(triton=version("triton"), date=f"{datetime.now(UTC):%Y-%m-%d}")
@@ -62,15 +62,6 @@ def _check_writable(output: Path) -> None:
     if not os.access(output if output.exists() else output.parent, os.W_OK):
         missing = "" if output.parent.is_dir() else f", {output.parent} is no folder"
         raise CompileError(f"-o {output}: no file can be written there{missing}; choose another place")
-
-
-def _chosen(kernels: Sequence[Kernel], words: Sequence[str]) -> list[Kernel]:
-    """The kernels whose names begin with one of some words; all of them where there are none."""
-    for word in words:
-        if not any(kernel.name.startswith(word) for kernel in kernels):
-            names = ", ".join(sorted(kernel.name for kernel in kernels))
-            raise CompileError(f"--only: no kernel begins with {word!r}; there are {names}")
-    return [kernel for kernel in kernels if kernel.name.startswith(tuple(words) or "")]
 
 
 def _loader(target: GpuTarget, driver: Driver, folder: Path) -> Load:

@@ -9,6 +9,7 @@ from host_driver import HostDriver
 
 from dsv41c.errors import RequestError
 from dsv41c.runtime.caches import CachePool
+from dsv41c.runtime.call_check import CallCheck
 from dsv41c.runtime.executor import CudaMemory, cuda_backend
 from dsv41c.runtime.plan import Plan
 
@@ -56,4 +57,4 @@ def test_what_a_program_stores_is_there(gpu: tuple[Plan, CachePool, object]) -> 
     assert rows.any()
     assert not pool.memory.read("tail.1", 1).any()
     with pytest.raises(RequestError, match="the caches are in a GPU's memory, and a check of every call"):
-        _ = pool.tensors
+        CallCheck(pool)

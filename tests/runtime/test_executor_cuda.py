@@ -23,7 +23,7 @@ from dsv41c.runtime.device_memory import Layout, bound_sizes, bucket_of
 from dsv41c.runtime.executor_cuda import CudaExecutor, load_kernel, open_plan
 from dsv41c.runtime.launch_args import PackedArguments, grid_of
 from dsv41c.runtime.plan import Plan
-from dsv41c.runtime.plan_format import Bucket, DeviceBuffer, GpuKernel
+from dsv41c.runtime.plan_format import Bucket, DeviceBuffer, GpuKernel, encode_manifest
 
 GPU = GpuKernel(
     {"x_ptr": "*bf16", "byte_ptr": "*u8", "n_rows": "i32", "n_all": "i64", "eps": "fp32"},
@@ -281,6 +281,16 @@ def test_an_old_driver_gets_the_ptx(plan: Plan) -> None:
         CudaExecutor(plan, HostDriver(refuses), pages=1, rings=1)
     with pytest.raises(DriverError, match="OUT_OF_MEMORY"):
         CudaExecutor(plan, HostDriver({b"": "CUDA_ERROR_OUT_OF_MEMORY"}), pages=1, rings=1)
+
+
+def test_a_plan_for_hip_alone_is_refused_before_a_gpu_is_looked_for(gpu_plan: Path, tmp_path: Path) -> None:
+    manifest = Plan.load(gpu_plan, target=None).manifest
+    only_hip = replace(manifest, targets=tuple(one for one in manifest.targets if one.name.startswith("hip:")))
+    for name, data in encode_manifest(only_hip).items():
+        (tmp_path / name).write_bytes(data)
+    message = r"compiled for hip:gfx942, and this runtime launches kernels for CUDA only: .*--target cuda:sm_XX"
+    with pytest.raises(PlanError, match=message):
+        open_plan(tmp_path)
 
 
 def test_kernels_for_hip_are_not_launched(plan: Plan) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from interpreter import run
+from interpreting_driver import POINTERS
 from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.families import Kernel
@@ -17,15 +18,6 @@ from dsv41c.runtime.expressions import size_value
 from dsv41c.runtime.plan_format import ELEMENT_TYPES, Bucket, DeviceBuffer, DeviceProgram
 
 POISON = 0x7F
-_POINTERS = {
-    "*bf16": torch.bfloat16,
-    "*fp32": torch.float32,
-    "*fp64": torch.float64,
-    "*u8": torch.uint8,
-    "*i1": torch.bool,
-    "*i32": torch.int32,
-    "*i64": torch.int64,
-}
 
 
 class DryExecutor:
@@ -111,7 +103,7 @@ class DryExecutor:
         if not kind.startswith("*"):
             return size_value(arg, self._sizes) if isinstance(arg, str) else arg
         if arg is None:
-            return torch.empty(0, dtype=_POINTERS[kind])
+            return torch.empty(0, dtype=POINTERS[kind])
         tensor = self._memory(arg)
         return tensor.view(torch.uint8) if kind == "*u8" else tensor
 

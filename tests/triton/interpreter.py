@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from interpreting_driver import POINTERS
 from torch import Tensor
 from triton.runtime import interpreter as machine
 
@@ -110,21 +111,14 @@ def run(kernel: Kernel, tile: int = 0, fp8_casts: bool = True, **arguments: Tens
         value = arguments[name]
         assert isinstance(value, Tensor) == kind.startswith("*"), f"{name} is {kind}"
         if isinstance(value, Tensor):
-            assert kind == _POINTERS[value.dtype], f"{name} is {kind}, given {value.dtype}"
+            assert kind == _KINDS[value.dtype], f"{name} is {kind}, given {value.dtype}"
             assert value.is_contiguous(), name
     holes = kernel.filled(kernel.tiles[tile], fp8_casts)
     grid = kernel.programs(kernel.tiles[tile], arguments)
     kernel.load()[grid](**{name: arguments[name] for name in kernel.arguments}, **holes)
 
 
-_POINTERS = {
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.uint8: "*u8",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
+_KINDS = {dtype: kind for kind, dtype in POINTERS.items()}
 
 
 def _cast_float(source: Any, want: Any) -> Any:

@@ -100,6 +100,25 @@ def test_moves_what_its_rule_says() -> None:
     assert moved["stores"] == cost.written
 
 
+def test_a_pair_is_its_products_and_moves_what_they_do() -> None:
+    """Bit for bit, the other's outputs in a tile that they do not fill; every tile of outputs reads x once, and the two
+    of the first weight the scales that they share."""
+    x, weights = activations(5, 512), [fp8_weight(outputs, 512) for outputs in (32, 8)]
+    ys = [torch.full((5, len(w)), torch.nan, dtype=torch.bfloat16) for w, _ in weights]
+    (w, scale), (other, other_scale) = weights
+    kernel = gemm.gemm_pair("pair", "fp8", width=16)
+    given = {"w_ptr": bytes_of(w), "scale_ptr": scale, "y_ptr": ys[0], "other_w_ptr": bytes_of(other)}
+    given |= {"other_scale_ptr": other_scale, "other_y_ptr": ys[1]}
+    sizes = {"n_rows": 5, "n_inputs": 512, "n_outputs": 32, "n_other_outputs": 8}
+    with counted() as moved:
+        run(kernel, x_ptr=x, **given, **sizes, n_columns=gemm.pair_columns(kernel, 32, 8))
+    for y, weight in zip(ys, weights, strict=True):
+        assert torch.equal(y, product(gemm.gemm("one", "fp8", width=16), x, bytes_of(weight[0]), weight[1]))
+    cost = rule("linears", [x, w, scale, other, other_scale], ys, groups=1, quantize=0)
+    assert moved["served"] == cost.read + 2 * x.nbytes + scale.nbytes
+    assert moved["stores"] == cost.written
+
+
 def test_no_tile_lies_in_two_groups() -> None:
     for outputs, widths in ((1024, [128, 64]), (192, [64]), (48, [16])):
         tiles = gemm.gemm("groups", "fp8", 8, outputs).tiles

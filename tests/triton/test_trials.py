@@ -54,6 +54,8 @@ KERNELS = (
     sparse_attention.attend("split", 4, 64, WINDOW, (96, 8, 512), split=True),
     sparse_attention.combine("combine", 4, 64),
     experts.route_experts("route_experts", 12, 3),
+    gemm.gemm_pair("pair", "fp8", width=16),
+    gemm.gemm_pair("pair_tiled", "fp8").with_tiles(PRODUCT),
 )
 
 

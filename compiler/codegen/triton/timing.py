@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from dsv41c.compiler.codegen.triton.trials import Arguments, Trial
+from dsv41c.errors import CompileError
 from dsv41c.runtime.cuda_driver import Driver
 from dsv41c.runtime.launch_args import PackedArguments, grid_of
 from dsv41c.runtime.plan_format import GpuKernel
 
-__all__ = ["L2_BYTES", "REPLAYS", "Launcher", "copies_of", "replayed", "spread"]
+__all__ = ["L2_BYTES", "REPLAYS", "Launcher", "chosen", "copies_of", "replayed", "spread"]
 
-L2_BYTES = 64 << 20  # no GPU that this was written for has more
+L2_BYTES = 128 << 20  # no GPU that this was written for has more: B200 126 MiB, GB202 128
 REPLAYS = 15
 _MOST_COPIES = 64
 _WARP = 32
+
+
+class Named(Protocol):
+    """A kernel, or what a plan holds of one."""
+
+    @property
+    def name(self) -> str: ...
+
+
+_Kernel = TypeVar("_Kernel", bound=Named)
+
+
+def chosen(kernels: Iterable[_Kernel], words: Sequence[str]) -> list[_Kernel]:
+    """The kernels whose names begin with one of some words; all of them where there are none.
+
+    Raises:
+        CompileError: no kernel begins with one of the words.
+    """
+    found = list(kernels)
+    for word in words:
+        if not any(kernel.name.startswith(word) for kernel in found):
+            names = ", ".join(sorted(kernel.name for kernel in found))
+            raise CompileError(f"--only: no kernel begins with {word!r}; there are {names}")
+    return [kernel for kernel in found if kernel.name.startswith(tuple(words) or "")]
 
 
 class Launcher:

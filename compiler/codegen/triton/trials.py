@@ -184,6 +184,31 @@ def _gemm(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...])
         )
 
 
+def _gemm_pair(gpu: GpuKernel, make: _Maker, timing: bool, contexts: tuple[int, ...]) -> Iterator[Trial]:
+    form, names = str(gpu.holes["FORMAT"]), ("y_ptr", "other_y_ptr")
+    outputs, inputs = ((1280, 512), 5120) if timing else ((96, 40), 256)
+    width = int(gpu.holes["BLOCK_OUTPUTS"])
+    columns = sum(-(-count // width) * width for count in outputs)
+    for rows in (_BATCHES[:3] if int(gpu.holes["BLOCK_ROWS"]) == 16 else (128, _PREFILL)) if timing else (13,):
+        x = make.normal(rows, inputs)
+        (weight, scale, exact), (other, other_scale, other_exact) = (
+            _weight(form, count, inputs, make) for count in outputs
+        )
+        y, other_y = (make.empty(rows, count, dtype=_dtype(gpu, "y_ptr")) for count in outputs)
+
+        def reference(
+            x: Tensor = x, exact: tuple[Callable[[], Tensor], ...] = (exact, other_exact)
+        ) -> dict[str, Tensor]:
+            return {name: x.cpu().double() @ of().double().T for name, of in zip(names, exact, strict=True)}
+
+        arguments: Arguments = {"x_ptr": x, "w_ptr": weight, "scale_ptr": scale, "y_ptr": y}
+        arguments |= {"other_w_ptr": other, "other_scale_ptr": other_scale, "other_y_ptr": other_y, "n_rows": rows}
+        arguments |= {"n_inputs": inputs, "n_outputs": outputs[0], "n_other_outputs": outputs[1]}
+        moved, flops = _moved(x, weight, scale, other, other_scale, y, other_y), 2 * rows * inputs * sum(outputs)
+        label, check = f"{rows} x {inputs} -> {outputs[0]} and {outputs[1]}", None if timing else reference
+        yield Trial(label, arguments, {"n_columns": columns}, names, moved, flops, check, _BF16)
+
+
 def _weight(form: str, outputs: int, inputs: int, make: _Maker) -> tuple[Tensor, Tensor | None, Callable[[], Tensor]]:
     """A weight as the kernel reads it, its scales, and its values."""
     if form == "bf16":
@@ -672,6 +697,7 @@ FAMILIES: dict[str, Build] = {
     "experts.route_experts_kernel": _route_experts,
     "experts.route_kernel": _route,
     "gemm.gemm_kernel": _gemm,
+    "gemm.gemm_pair_kernel": _gemm_pair,
     "gemm.sum_parts_kernel": _sum_parts,
     "indexer.index_scores_kernel": _index_scores,
     "indexer.select_kernel": _select,

@@ -81,11 +81,9 @@ def gemm_kernel(
         SLICES,
         FP8_CASTS,
     )
-    at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
     if IN_PARTS:
-        at += part.to(tl.int64) * n_rows * n_outputs
-    wanted = inside[:, None] & (output < n_outputs)[None, :]
-    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+        y_ptr += part.to(tl.int64) * n_rows * n_outputs
+    store_tile(y_ptr, total, row, inside, output, n_outputs)
 
 
 @triton.jit
@@ -137,9 +135,7 @@ def gemm_pair_kernel(
         SLICES,
         FP8_CASTS,
     )
-    at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
-    wanted = inside[:, None] & (output < n_outputs)[None, :]
-    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=wanted)
+    store_tile(y_ptr, total, row, inside, output, n_outputs)
 
 
 @triton.jit
@@ -170,6 +166,14 @@ def product_tile(
         )
         total = add_product(x, w, total, SLICES)
     return sum_slices(total, SLICES)
+
+
+@triton.jit
+def store_tile(y_ptr, values, row, inside, output, n_outputs):
+    """A tile [rows, outputs] into y [.., n_outputs], rounded to its type, where row and output are inside of it."""
+    at = row.to(tl.int64)[:, None] * n_outputs + output[None, :]
+    wanted = inside[:, None] & (output < n_outputs)[None, :]
+    tl.store(y_ptr + at, values.to(y_ptr.dtype.element_ty), mask=wanted)
 
 
 @triton.jit

@@ -15,7 +15,14 @@ import triton.language as tl
 from dsv41c.compiler.codegen.triton.families import Hole, Kernel, Tile
 from dsv41c.compiler.codegen.triton.kernels.activations import swiglu
 from dsv41c.compiler.codegen.triton.kernels.formats import fake_quantize_e4m3
-from dsv41c.compiler.codegen.triton.kernels.gemm import add_product, input_tile, no_product, sum_slices, weight_tile
+from dsv41c.compiler.codegen.triton.kernels.gemm import (
+    add_product,
+    input_tile,
+    no_product,
+    store_tile,
+    sum_slices,
+    weight_tile,
+)
 
 if TYPE_CHECKING:
     from dsv41c.models.config import ModelConfig
@@ -65,8 +72,7 @@ def shared_up_kernel(
 
     # --- quantization
     hidden = fake_quantize_e4m3(hidden, BLOCK_ROWS, BLOCK_OUTPUTS, FP8_CASTS)
-    wanted = inside[:, None] & (output < INNER)[None, :]
-    tl.store(hidden_ptr + row.to(tl.int64)[:, None] * INNER + output[None, :], hidden, mask=wanted)
+    store_tile(hidden_ptr, hidden, row, inside, output, INNER)
 
 
 _MANY = (
