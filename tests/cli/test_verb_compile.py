@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,9 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
         "-o",
         str(tmp_path / "plan"),
     ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+    # A shell's background job, which this may be one of, hands on that interrupts are ignored.
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listening) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if line.startswith("pass "):

@@ -116,6 +116,7 @@ def everything_inputs() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     weights = {
         "wq.weight": torch.randn(64, 64).to(torch.float8_e4m3fn),
         "wq.scale": torch.full((2, 2), 127, dtype=torch.uint8),
+        "gate.bias": torch.linspace(-1.0, 1.0, 4),
         "experts.*.w1.weight": torch.randint(0, 255, (4, 32, 32), dtype=torch.uint8),
         "experts.*.w1.scale": torch.full((4, 32, 2), 120, dtype=torch.uint8),
         "experts.*.w2.weight": torch.randint(0, 255, (4, 64, 16), dtype=torch.uint8),

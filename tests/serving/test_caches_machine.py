@@ -36,8 +36,11 @@ EXAMPLES, STEPS = (1000, 100) if FULL else (10, 50)
 OPERATIONS = (*["start"] * 3, *["run"] * 6, "fork", "rollback", "stop", "stop", "disturb")
 
 
+RESTORED = {"window": "replayed", "main": "cached", "tail": "replayed", "history": "recomputed"}
+
+
 def spec(name: str, kind: str, pool: str, rows: int, ratio: int = 0) -> StateSpec:
-    return StateSpec(name, kind, 0, ratio, "fp8_e8m0", 1, rows, 1, rows, pool, "", "", "")
+    return StateSpec(name, kind, 0, ratio, "fp8_e8m0", 1, rows, 1, rows, pool, "", RESTORED[kind], "")
 
 
 # A ring a byte a row; main entries of one token and of two, as a page holds them.
