@@ -5,6 +5,15 @@ Caches, replay, rollback and hand-over all read this table (DESIGN 8, SPEC 10.6,
     pool    page of a cache                        slot of position p            holds
     pages   `page_tokens` tokens, shared table     page * rows + entry % rows    main KV, index keys of the KV sources
     rings   one page a sequence                    ring * rows + p % rows        windows, compressor tails, token ids
+
+    lifetime    prefix      found by its tokens, shared by sequences, kept until its page is needed
+                sequence    a sequence's own: copied for a fork, kept beyond its end as a window state only
+    restored    cached      behind a prefix that was found it is there
+                replayed    a replay of the last window computes it again
+                recomputed  it is written again from the tokens
+    rollback    cut         rows behind the new end are written again before a forward reads them
+                overwritten what newer rows took the place of is gone; as far back as the next forward needs none of it
+                rewritten   it is written again from the tokens
 """
 
 from __future__ import annotations
@@ -21,6 +30,10 @@ from dsv41c.models.ops import PLAIN_FORMATS
 
 PAGE_ALIGNMENT = 256  # bytes, SPEC 11.3
 DEFAULT_PAGE_TOKENS = 128  # the smallest page whose released layouts all fill their alignment: 890 B a token, SPEC 11.2
+# What the columns may say; of a lifetime, the pool that it takes.
+LIFETIMES = {"prefix": "pages", "sequence": "rings"}
+RESTORED = ("cached", "replayed", "recomputed")
+ROLLBACKS = ("cut", "overwritten", "rewritten")
 TAIL_ROWS = 8  # raw compressor rows kept a sequence, SPEC 10.6
 HISTORY_ROWS = 8  # token ids kept a sequence for the n-gram look-back, SPEC 7.8
 
@@ -40,9 +53,7 @@ class StateSpec:
         row_width: packed bytes of a row, or its columns for the plain formats.
         page_width: packed bytes of a page with its alignment, or its columns for the plain formats.
         pool: "pages" (block table) or "rings" (one page a sequence).
-        lifetime: how long a page lives.
-        restored: cached, replayed or recomputed after a prefix hit.
-        rollback: what makes the state right again after a rejected draft.
+        lifetime, restored, rollback: see the module text.
     """
 
     name: str
@@ -115,7 +126,7 @@ def _window(config: ModelConfig, layer: int) -> StateSpec:
         pool="rings",
         lifetime="sequence",
         restored="replayed",
-        rollback="rows are written after acceptance",
+        rollback="overwritten",
     )
 
 
@@ -137,7 +148,7 @@ def _global(
         pool="pages",
         lifetime="prefix",
         restored="cached",
-        rollback="length becomes committed // ratio",
+        rollback="cut",
     )
 
 
@@ -156,7 +167,7 @@ def _tail(config: ModelConfig, layer: int, ratio: int) -> StateSpec:
         pool="rings",
         lifetime="sequence",
         restored="replayed",
-        rollback="rows are kept by absolute position",
+        rollback="overwritten",
     )
 
 
@@ -174,5 +185,5 @@ def _history() -> StateSpec:
         pool="rings",
         lifetime="sequence",
         restored="recomputed",
-        rollback="token ids are truncated to the committed length",
+        rollback="rewritten",
     )

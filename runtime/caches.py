@@ -75,6 +75,10 @@ class CacheBook:
         """Bytes that a sequence of so many tokens takes."""
         return self.page_bytes * self.pages_for(tokens) + self.ring_bytes
 
+    def own_tokens(self, tokens: int, length: int) -> int:
+        """Tokens that a sequence of `tokens` needs pages for if it is a fork of another one at `length`."""
+        return tokens - length // self.page_tokens * self.page_tokens
+
     def has_room(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` tokens can start now."""
         return self.rings.free >= 1 and self.pages.available >= self.pages_for(tokens)
@@ -149,24 +153,23 @@ class CachePool(CacheBook):
             self._poison("rings", [allotment.ring])
         return allotment
 
-    def fork(self, allotment: Allotment, length: int) -> Allotment:
-        """A second sequence that goes on from the first `length` tokens of one.
+    def fork(self, first: Allotment, second: Allotment, length: int) -> None:
+        """Lets a sequence go on from the first `length` tokens of another one, by the table's column `lifetime`.
 
-        The full pages up to there are shared. The page that both write on in and the ring are copied.
+        What lives as long as a prefix is shared, but for the page that both write on in; that page and what lives as
+        long as a sequence are copied.
 
         Args:
-            allotment: of the first sequence, whose rings stand at `length`.
+            first: its sequence has just reached `length`.
+            second: with pages for the tokens that are not shared (`own_tokens`), and nothing in them.
             length: tokens that both have.
-        Raises:
-            RequestError: there is no room; nothing was taken.
         """
-        common = allotment.pages[: length // self.page_tokens]
-        forked = self.allot(len(allotment.pages) * self.page_tokens, common)
+        shared = first.pages[: length // self.page_tokens]
+        self.pages.share(shared)
         if length % self.page_tokens:
-            at = len(common)
-            self.write_page(forked.pages[at], self.read_page(allotment.pages[at]))
-        self.write_ring(forked.ring, self.read_ring(allotment.ring))
-        return forked
+            self.write_page(second.pages[0], self.read_page(first.pages[len(shared)]))
+        second.pages[:0] = shared
+        self.write_ring(second.ring, self.read_ring(first.ring))
 
     def make_writable(self, allotment: Allotment, first: int, end: int) -> None:
         """Before a write: gives a sequence copies of the pages of tokens [first, end) that others read or find.
@@ -184,23 +187,38 @@ class CachePool(CacheBook):
             self.pages.give_back([page])
 
     def read_page(self, page: int) -> dict[str, Tensor]:
-        """A page's row of every paged cache, by name; views or copies, in host memory."""
-        return self._read("pages", page)
+        """A page's row of every cache that lives as long as a prefix, by name; views or copies, in host memory."""
+        return self._read("prefix", page)
 
     def write_page(self, page: int, rows: Mapping[str, Tensor]) -> None:
         for name, row in rows.items():
             self.memory.write(name, page, row)
 
     def read_ring(self, ring: int) -> dict[str, Tensor]:
-        """A sequence's rings, by name; views or copies, in host memory."""
-        return self._read("rings", ring)
+        """A row of every cache that lives as long as a sequence, by name; views or copies, in host memory."""
+        return self._read("sequence", ring)
 
     def write_ring(self, ring: int, rows: Mapping[str, Tensor]) -> None:
         for name, row in rows.items():
             self.memory.write(name, ring, row)
 
-    def _read(self, pool: str, number: int) -> dict[str, Tensor]:
-        return {spec.name: self.memory.read(spec.name, number) for spec in self.specs if spec.pool == pool}
+    def write_ids(self, ring: int, tokens: Sequence[int], end: int) -> None:
+        """Writes the last ids before token `end` into the caches that are recomputed from tokens.
+
+        Args:
+            ring: of the sequence.
+            tokens: all of it.
+            end: the first token that is not written.
+        """
+        for spec in self.specs:
+            if spec.restored == "recomputed":
+                row = self.memory.read(spec.name, ring).clone()
+                for position in range(max(0, end - spec.page), end):
+                    row[position % spec.page] = tokens[position]
+                self.memory.write(spec.name, ring, row)
+
+    def _read(self, lifetime: str, number: int) -> dict[str, Tensor]:
+        return {spec.name: self.memory.read(spec.name, number) for spec in self.specs if spec.lifetime == lifetime}
 
     def _poison(self, pool: str, numbers: Sequence[int]) -> None:
         for spec in self.specs:

@@ -180,6 +180,30 @@ class Engine:
         self._waiting.append(request)
         return request
 
+    def submit_choices(
+        self, prompt: Prompt, params: Sequence[SamplingParams], images: Sequence[Image] = ()
+    ) -> list[Request]:
+        """Queues several answers to one prompt, which runs once for all that have room when its first one starts.
+
+        The first token of each is drawn from the same logits, and then the caches are forked: pages of the prompt are
+        shared. Each answer is the one that a request of its own gives.
+
+        Raises:
+            RequestError: as of `submit`; nothing is queued then.
+        """
+        first = self.submit(prompt, params[0], images)
+        try:
+            rest = [self._request(at, first.prompt, one) for at, one in enumerate(params[1:], 1)]
+        except RequestError:
+            self.cancel(first)
+            raise
+        for request in rest:
+            request.images = first.images
+        if not any(one.collect_logits for one in params):
+            _lead(first, rest)
+        self._waiting.extend(rest)
+        return [first, *rest]
+
     def adopt(self, request: Request) -> None:
         """Runs a request that holds its caches already (`runtime.handover`)."""
         assert request.allotment is not None, "it comes with its caches"
@@ -197,7 +221,7 @@ class Engine:
         if not self._active:
             return []
         try:
-            touched = self._call(self.scheduler.next_call(self._active))
+            touched = self._call(self.scheduler.next_call([one for one in self._active if one.leader is None]))
         except Exception as error:
             self.failure = error
             for request in [*self._active, *self._waiting]:
@@ -217,6 +241,21 @@ class Engine:
         if request in self._active:
             self._active.remove(request)
         self._release(request)
+        self._part(request)
+
+    def _part(self, request: Request) -> None:
+        """Parts an ended request from those that share its prompt: the next one runs it for the rest."""
+        if request.leader is not None:
+            request.leader.followers.remove(request)
+            request.leader = None
+        heirs, request.followers = request.followers, []
+        if not heirs:
+            return
+        for one in reversed([one for one in heirs if one in self._active]):
+            self._active.remove(one)
+            self._release(one)
+            self._waiting.appendleft(one)
+        _lead(heirs[0], heirs[1:])
 
     def _follow(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
         self._waiting.extend(requests)
@@ -288,14 +327,24 @@ class Engine:
 
     def _admit(self) -> None:
         """In order of arrival: a request starts when its whole length has room, so that none ever has to stop."""
-        while self._waiting and self.caches.has_room(self._waiting[0].total_tokens):
+        while self._waiting and self.caches.has_room(self._tokens_of(self._waiting[0])):
             request = self._waiting.popleft()
+            if request.leader is not None:
+                request.allotment = self.caches.allot(self._tokens_of(request))
+                self._active.append(request)
+                continue
             request.encodes = self.bounded is not None and self.bounded.applies_to(request.prompt)
             if self.prefix is not None:
                 self.prefix.start(request)
             else:
                 request.allotment = self.caches.allot(request.total_tokens)
             self._active.append(request)
+
+    def _tokens_of(self, request: Request) -> int:
+        """Tokens that a request needs pages of its own for."""
+        if request.leader is None:
+            return request.total_tokens
+        return self.caches.own_tokens(request.total_tokens, len(request.prompt))
 
     def _release(self, request: Request) -> None:
         if request.allotment is not None:
@@ -321,8 +370,7 @@ class Engine:
             if self.prefix is not None:
                 self.prefix.after_call(request, is_whole=True)
             if not request.pending:
-                touched.append(request)
-                self._take(request, own[-1])
+                touched += self._take_all(request, own[-1])
         return touched
 
     def _run(
@@ -368,10 +416,27 @@ class Engine:
         rows = self.sizes.padded(sum(len(piece.tokens) for piece in pieces), self.row_multiple)
         carried = self.bounded.inputs([request.carry for request in requests], rows)
         logits = self._run(TAIL, requests, pieces, carried)["logits"]
+        touched = []
         for request, own in zip(requests, logits, strict=True):
             request.carry = {}
-            self._take(request, own)
-        return list(requests)
+            touched += self._take_all(request, own)
+        return touched
+
+    def _take_all(self, request: Request, logits: Tensor) -> list[Request]:
+        """The next token of a request; of its first one's logits those who share its prompt draw theirs too."""
+        sharing = [request]
+        assert request.allotment is not None, "running requests hold their caches"
+        for one in request.followers:
+            one.leader = None
+            # One that has not started by now runs the prompt itself.
+            if one.allotment is not None:
+                self.caches.fork(request.allotment, one.allotment, request.context)
+                one.follow(request)
+                sharing.append(one)
+        request.followers = []
+        for one in sharing:
+            self._take(one, logits)
+        return sharing
 
     def _take(self, request: Request, logits: Tensor) -> None:
         """The logits [vocab] behind all that is known of a request: its next token."""
@@ -410,3 +475,9 @@ class Engine:
                 "out, or load the plan with prefill bounded"
             )
         return None
+
+
+def _lead(leader: Request, followers: Sequence[Request]) -> None:
+    leader.leader, leader.followers = None, list(followers)
+    for request in followers:
+        request.leader = leader

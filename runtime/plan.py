@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dsv41c.errors import PlanError
+from dsv41c.models.state import LIFETIMES, RESTORED, ROLLBACKS, StateSpec
 from dsv41c.runtime.cpu_features import missing_features
 from dsv41c.runtime.device_checks import check_device_kernels, check_device_programs
 from dsv41c.runtime.plan_format import (
@@ -88,6 +89,7 @@ class Plan:
         folder = Path(path)
         manifest = _read_manifest(folder)
         _check_target(manifest.targets, target, cpuinfo)
+        _check_state(manifest.state)
         _check_kernels(manifest.kernels)
         check_device_kernels(manifest)
         _check_files(folder, manifest)
@@ -184,6 +186,22 @@ def _check_target(targets: tuple[Target, ...], wanted: str | None, cpuinfo: Path
             f"the plan's kernels use CPU features that this machine ({platform.machine()}) lacks: "
             f"{', '.join(sorted(missing, key=len)[0])}; compile it on this machine"
         )
+
+
+def _check_state(state: tuple[StateSpec, ...]) -> None:
+    known = {"lifetime": tuple(LIFETIMES), "restored": RESTORED, "rollback": ROLLBACKS}
+    for spec in state:
+        for column, words in known.items():
+            if getattr(spec, column) not in words:
+                raise PlanError(
+                    f"state {spec.name} has {column} {getattr(spec, column)!r}; this runtime knows {', '.join(words)}; "
+                    "compile the plan again"
+                )
+        if LIFETIMES[spec.lifetime] != spec.pool:
+            raise PlanError(
+                f"state {spec.name} lives as long as a {spec.lifetime} and lies in {spec.pool}; this runtime keeps it "
+                f"in {LIFETIMES[spec.lifetime]}; compile the plan again"
+            )
 
 
 def _check_kernels(kernels: tuple[KernelEntry, ...]) -> None:

@@ -13,7 +13,7 @@ before `start` and writes no entry of a token before `written_from` needs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsv41c.errors import StateError
 from dsv41c.models.state import StateSpec
@@ -32,7 +32,7 @@ class Group:
         names: the caches.
         rows: positions that a ring holds; 0 for pages.
         ratio: tokens of a compressor's group; 1 elsewhere.
-        restored: cached, replayed or recomputed, as the state table says.
+        restored, rollback: as the state table says.
         programs: that use these caches.
     """
 
@@ -41,6 +41,7 @@ class Group:
     rows: int
     ratio: int
     restored: str
+    rollback: str
     programs: frozenset[str]
 
     @property
@@ -54,16 +55,18 @@ class Group:
         begin = held[0] if held[0] <= first <= held[1] else first
         return (max(begin, end - self.rows) if self.rows else begin), end
 
+    def until(self, held: Span, length: int) -> Span:
+        """The positions held once the sequence went back to `length` tokens."""
+        if self.rollback == "rewritten":
+            return max(0, length - self.rows), length
+        return min(held[0], length), min(held[1], length)
+
 
 class Held:
     """The positions that a sequence's caches hold, group by group."""
 
     def __init__(self, n_groups: int) -> None:
         self.spans: list[Span] = [(0, 0)] * n_groups
-
-    def truncate(self, length: int) -> None:
-        """After a rollback to `length` tokens; rows of rings that newer ones overwrote do not come back."""
-        self.spans = [(min(first, length), min(end, length)) for first, end in self.spans]
 
     def copy(self) -> Held:
         copied = Held(0)
@@ -93,31 +96,61 @@ class Preconditions:
             spec.name: frozenset(name for name, program in programs.items() if spec.name in program.caches)
             for spec in specs
         }
-        members: dict[tuple[str, int, int, str, frozenset[str]], list[str]] = {}
+        members: dict[Group, list[str]] = {}
         for spec in specs:
             is_paged = spec.pool == "pages"
             kind, rows = ("entries", 0) if is_paged else (spec.kind, spec.page)
             ratio = spec.ratio if spec.kind == "tail" else 1
-            members.setdefault((kind, rows, ratio, spec.restored, users[spec.name]), []).append(spec.name)
-        self.groups = [
-            Group(kind, tuple(names), rows, ratio, restored, used)
-            for (kind, rows, ratio, restored, used), names in members.items()
-        ]
+            alike = Group(kind, (), rows, ratio, spec.restored, spec.rollback, users[spec.name])
+            members.setdefault(alike, []).append(spec.name)
+        self.groups = [replace(alike, names=tuple(names)) for alike, names in members.items()]
 
     def nothing_held(self) -> Held:
         """Of a new sequence."""
         return Held(len(self.groups))
 
-    def restore(self, held: Held, entries: int, history: Span) -> None:
-        """Notes the state of a prefix whose pages were found and whose look-back ids were written: no windows, no tail.
+    def restore(self, held: Held, entries: int, start: int) -> None:
+        """Notes the state of a prefix that was found and is to be replayed, by the table's column `restored`.
 
         Args:
             held: of the new sequence.
             entries: tokens of the prefix.
-            history: positions whose ids are there.
+            start: where the replay begins, and up to where `CachePool.write_ids` wrote ids.
         """
-        spans: dict[str, Span] = {"cached": (0, entries), "recomputed": history, "replayed": (0, 0)}
-        held.spans = [spans[group.restored] for group in self.groups]
+        held.spans = []
+        for group in self.groups:
+            spans: dict[str, Span] = {
+                "cached": (0, entries),
+                "recomputed": (max(0, start - group.rows), start),
+                "replayed": (0, 0),
+            }
+            held.spans.append(spans[group.restored])
+
+    def truncated(self, held: Held, length: int, start: int = 0) -> Held:
+        """What a sequence holds once it went back to its first `length` tokens, by the table's column `rollback`.
+
+        The caller writes the ids of caches that are rewritten (`CachePool.write_ids`).
+
+        Args:
+            held: what it holds now; left as it is.
+            length: tokens that stay.
+            start: of its pieces.
+        Raises:
+            StateError: newer rows overwrote some that the next forward needs; it names the caches, the positions, and
+                what would bring them back.
+        """
+        rolled = Held(0)
+        for group, span in zip(self.groups, held.spans, strict=True):
+            rolled.spans.append(group.until(span, length))
+            first, last = self._needed(group, length, length, start, 0)
+            is_there = first >= last or span[0] <= first <= last <= span[1]
+            if group.rollback == "overwritten" and not is_there:
+                raise StateError(
+                    f"a rollback to token {length} needs {_what(group, (first, last))}; "
+                    f"the sequence holds {_listed(span)}, and what is gone is {group.restored}; go back fewer tokens, "
+                    "or start the sequence again"
+                )
+        return rolled
 
     def check(self, program: str, piece: Piece, held: Held) -> None:
         """Refuses a forward that would read what is not there.
@@ -139,7 +172,7 @@ class Preconditions:
         for group, span in zip(self.groups, held.spans, strict=True):
             if program not in group.programs:
                 continue
-            first, last = self._needed(group, piece, end)
+            first, last = self._needed(group, piece.context, end, piece.start, piece.written_from)
             if first < last and not span[0] <= first <= last <= span[1]:
                 raise StateError(self._missing(program, piece, group, (first, last), span))
 
@@ -153,28 +186,37 @@ class Preconditions:
             if first < end:
                 held.spans[at] = group.after(held.spans[at], first, end)
 
-    def _needed(self, group: Group, piece: Piece, end: int) -> Span:
-        context = piece.context
+    def _needed(self, group: Group, context: int, end: int, start: int, written_from: int) -> Span:
         if group.kind == "entries":
-            return 0, max(context, min(end, piece.written_from))
+            return 0, max(context, min(end, written_from))
         if group.kind == "window":
-            return max(piece.start, context - group.rows + 1), context
+            return max(start, context - group.rows + 1), context
         if group.kind == "history":
             return max(0, context - self._look_back), context
         opened = context - context % group.ratio
-        is_written = opened + group.ratio > piece.written_from
+        is_written = opened + group.ratio > written_from
         return (opened if is_written else context), context
 
     def _missing(self, program: str, piece: Piece, group: Group, needed: Span, held: Span) -> str:
-        what = {
-            "window": "the window rows of {}",
-            "tail": "the open group's compressor rows of {}",
-            "history": "the look-back ids of {}",
-            "entries": "the entries of {}",
-        }[group.kind].format(f"tokens {needed[0]}..{needed[1] - 1} in {group.listed}")
-        found = f"tokens {held[0]}..{held[1] - 1}" if held[0] < held[1] else "none"
-        text = f"a forward of {program} at token {piece.context} needs {what}; the sequence holds {found}"
+        text = (
+            f"a forward of {program} at token {piece.context} needs {_what(group, needed)}; the sequence holds "
+            f"{_listed(held)}"
+        )
         if group.kind == "entries":
             page = max(held[1], needed[0]) // self._page_tokens
             text += f", so page {page} of its block table is not written"
         return f"{text}; run the missing tokens first, or start the sequence again"
+
+
+def _what(group: Group, needed: Span) -> str:
+    text = {
+        "window": "the window rows of {}",
+        "tail": "the open group's compressor rows of {}",
+        "history": "the look-back ids of {}",
+        "entries": "the entries of {}",
+    }[group.kind]
+    return text.format(f"tokens {needed[0]}..{needed[1] - 1} in {group.listed}")
+
+
+def _listed(held: Span) -> str:
+    return f"tokens {held[0]}..{held[1] - 1}" if held[0] < held[1] else "none"

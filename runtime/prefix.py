@@ -165,6 +165,13 @@ class Hit:
     tokens: int
     state: WindowState | None
 
+    def tokens_back(self, prompt: int) -> int:
+        """Tokens of the prefix that run again: the last one, where the prompt ends at a state and logits are needed.
+
+        A state without the decoder's windows still has its tail to run, and so has a replay: these give the logits.
+        """
+        return int(self.tokens == prompt and self.state is not None and self.state.is_whole)
+
 
 def best_hit(found: Sequence[WindowState | None], page_tokens: int, window: int, may_replay: bool) -> Hit | None:
     """The prefix that leaves least to run.

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dsv41c.models.state import HISTORY_ROWS
+from dsv41c.errors import StateError
 from dsv41c.runtime.caches import CachePool
 from dsv41c.runtime.page_store import PageStore
 from dsv41c.runtime.plan import Plan
@@ -94,16 +94,18 @@ class PrefixCache:
             # The logits of every token of the prompt are wanted, so every token runs.
             request.allotment = self._caches.allot(request.total_tokens)
             return
-        # One token at least must run, for the logits behind it.
-        names = list(names_of(prompt[:-1], self._page_tokens, images=request.images))
+        names = list(names_of(prompt, self._page_tokens, images=request.images))
         states = [self.states.find(name) for name in names]
+        if len(names) * self._page_tokens == len(prompt) and not self._goes_back(states[-1], len(prompt)):
+            states[-1] = None
         pages = self._found(names if self._may_replay else names[: _last_state(states)])
         hit = best_hit(states[: len(pages)], self._page_tokens, self._window, self._may_replay)
-        self._take(request, names, pages[: hit.tokens // self._page_tokens] if hit else [])
+        back = hit.tokens_back(len(prompt)) if hit else 0
+        self._take(request, names, pages[: hit.tokens // self._page_tokens] if hit else [], back)
         self.counts.queries += 1
         self.counts.query_tokens += len(prompt)
         if hit is not None:
-            self._resume(request, hit)
+            self._resume(request, hit, back)
 
     def after_call(self, request: Request, is_whole: bool) -> None:
         """After a call that ran some of a request's rows: names the pages that are full now, and keeps its windows.
@@ -152,31 +154,54 @@ class PrefixCache:
                 found.append(page)
         return found
 
-    def _take(self, request: Request, names: Sequence[Name], pages: Sequence[int | bytes]) -> None:
-        """Allots the request's caches: pages in memory are shared, those on disk fill pages of its own."""
-        in_memory = [page for page in pages if isinstance(page, int)]
+    def _take(self, request: Request, names: Sequence[Name], pages: Sequence[int | bytes], back: int) -> None:
+        """Allots the request's caches: pages in memory are shared, those on disk fill pages of its own.
+
+        So does the last page of a request that goes back: it is written on.
+        """
+        shared = len(pages) - min(back, 1)
+        self.counts.loaded_pages += sum(isinstance(page, bytes) for page in pages)
+        # Before the allotment, which may take the number of a page that nobody holds.
+        contents = [
+            page if at < shared or isinstance(page, bytes) else self._pack(page) for at, page in enumerate(pages)
+        ]
+        in_memory = [page for page in contents if isinstance(page, int)]
         request.allotment = self._caches.allot(request.total_tokens, in_memory)
-        for at, packed in enumerate(pages):
-            if isinstance(packed, bytes):
-                self._unpack(request.allotment.pages[at], packed)
-                self._caches.pages.set_name(request.allotment.pages[at], names[at])
-                self.counts.loaded_pages += 1
-        request.names, request.named = list(names[: len(pages)]), len(pages)
+        for at, content in enumerate(contents):
+            if isinstance(content, bytes):
+                self._unpack(request.allotment.pages[at], content)
+                if at < shared:
+                    self._caches.pages.set_name(request.allotment.pages[at], names[at])
+        request.names, request.named = list(names[: len(pages)]), shared
 
     # --- resuming -------------------------------------------------------------------------------------------------
 
-    def _resume(self, request: Request, hit: Hit) -> None:
-        request.cached_tokens = hit.tokens
+    def _goes_back(self, state: WindowState | None, length: int) -> bool:
+        """Whether a prompt that ends where a state stands can go on from it: its last token gives the logits."""
+        if state is None or not state.is_whole:
+            return True
+        try:
+            self._preconditions.truncated(state.held, length - 1)
+        except StateError:
+            return False
+        return True
+
+    def _resume(self, request: Request, hit: Hit, back: int) -> None:
+        request.cached_tokens = hit.tokens - back
         self.counts.hits += 1
-        self.counts.hit_tokens += hit.tokens
+        self.counts.hit_tokens += request.cached_tokens
         if hit.state is None:
             self._replay(request, hit.tokens)
             return
         assert request.allotment is not None, "it was just given"
-        self._caches.write_ring(request.allotment.ring, hit.state.rings)
+        ring = request.allotment.ring
+        self._caches.write_ring(ring, hit.state.rings)
         request.held = hit.state.held.copy()
+        if back:
+            request.held = self._preconditions.truncated(request.held, request.cached_tokens)
+            self._caches.write_ids(ring, request.prompt, request.cached_tokens)
         request.carry = dict(hit.state.carry)
-        self._go_on(request, hit.tokens)
+        self._go_on(request, request.cached_tokens)
         # With all windows there, what is left runs as steps if it is no longer than a tail would be.
         is_short = len(request.pending) <= self._tail
         request.encodes = request.encodes and not is_short if hit.state.is_whole else True
@@ -184,8 +209,9 @@ class PrefixCache:
     def _replay(self, request: Request, tokens: int) -> None:
         """The last window of the prefix runs again; the look-back ids before it come from the prompt."""
         start = tokens - self._window
-        self._preconditions.restore(request.held, tokens, (max(0, start - HISTORY_ROWS), start))
-        self._write_history(request, start)
+        assert request.allotment is not None, "it was just given"
+        self._preconditions.restore(request.held, tokens, start)
+        self._caches.write_ids(request.allotment.ring, request.prompt, start)
         request.start, request.written_from = start, tokens
         self.counts.replayed_tokens += self._window
         self._go_on(request, start)
@@ -193,16 +219,6 @@ class PrefixCache:
     def _go_on(self, request: Request, context: int) -> None:
         request.context = context
         request.pending = list(request.prompt[context:])
-
-    def _write_history(self, request: Request, end: int) -> None:
-        assert request.allotment is not None, "it was just given"
-        history = self._caches.read_ring(request.allotment.ring).get("history")
-        if history is None:
-            return
-        written = history.clone()
-        for position in range(max(0, end - HISTORY_ROWS), end):
-            written[position % HISTORY_ROWS] = request.prompt[position]
-        self._caches.write_ring(request.allotment.ring, {"history": written})
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
@@ -212,8 +228,8 @@ class PrefixCache:
         rings = {cache: row.clone() for cache, row in self._caches.read_ring(request.allotment.ring).items()}
         if request.kept is not None and not request.in_prompt:
             self.states.drop(request.kept)
-        # That of the prompt stays, for other requests with the same one; of the new tokens only the last page's does.
-        request.kept = None if request.context <= request.cut else name
+        # Those of the prompt stay, for other requests with the same one; of the new tokens only the last page's does.
+        request.kept = None if request.context <= len(request.prompt) else name
         self.states.put(name, WindowState(rings, request.held.copy(), dict(request.carry), is_whole))
 
     def _pack(self, page: int) -> bytes:
@@ -238,7 +254,7 @@ def _last_state(states: Sequence[WindowState | None]) -> int:
 def identity_of(plan: Plan) -> bytes:
     """A digest of what page bytes depend on: cache formats, the model's config, and samples of its weights."""
     digest = hashlib.blake2b(digest_size=16)
-    state = [asdict(spec) for spec in plan.manifest.state if spec.pool == "pages"]
+    state = [asdict(spec) for spec in plan.manifest.state if spec.lifetime == "prefix"]
     digest.update(json.dumps([state, plan.manifest.page_tokens, plan.manifest.model], sort_keys=True).encode())
     for name in sorted(plan.manifest.checkpoint.files):
         digest.update(name.encode() + _sampled(plan.checkpoint / name))

@@ -87,6 +87,8 @@ class Request:
         names: of its full pages, as far as they are known; the first `named` pages have theirs.
         kept: the name of the window state that its new tokens left last.
         cut: a token of the prompt at which a call ends; 0 for none.
+        leader: the request whose prompt, the same one, runs for this one too; None once it has.
+        followers: requests whose leader this is.
         events: that its caller has not seen yet.
     """
 
@@ -109,6 +111,8 @@ class Request:
     named: int = 0
     kept: bytes | None = None
     cut: int = 0
+    leader: Request | None = None
+    followers: list[Request] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
@@ -164,6 +168,13 @@ class Request:
         tokens, end = self.prompt[-rows:], len(self.prompt)
         start = end - len(tokens)
         return Piece(self.allotment, start, tokens, [len(tokens) - 1], start=start, written_from=end)
+
+    def follow(self, leader: Request) -> None:
+        """Goes on from another request, whose prompt has just ended and whose caches were forked for this one."""
+        self.held, self.context = leader.held.copy(), leader.context
+        self.start, self.written_from = leader.start, leader.written_from
+        self.pending, self.encodes, self.cached_tokens = [], leader.encodes, len(self.prompt)
+        self.names, self.named, self.cut = list(leader.names), leader.named, leader.cut
 
     def advance(self, count: int) -> None:
         """The next `count` tokens are in the caches."""

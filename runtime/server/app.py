@@ -110,7 +110,7 @@ class _Handlers:
         prompts = body.prompts
         if not prompts:
             raise RequestError("prompt is empty; give text, token ids, or a list of them")
-        asked = [Asked(prompt, one, clips=body.max_tokens is None) for prompt in prompts for one in params]
+        asked = [Asked(prompt, params, clips=body.max_tokens is None) for prompt in prompts]
         answers = Answers(body.model, self._service.engine.tokenizer, body.logprobs is not None)
         return await self._answer(request, asked, answers, bool(body.stream), body.wants_usage, len(prompts))
 
@@ -124,7 +124,7 @@ class _Handlers:
         params = body.params(DEFAULT_CHAT_TOKENS if given is None else given, logprobs)
         messages = [{"role": message.role, "content": message.text} for message in body.messages]
         prompt = self._template.prompt(messages, body.reasoning_effort or "none")
-        asked = [Asked(prompt, one, clips=given is None) for one in params]
+        asked = [Asked(prompt, params, clips=given is None)]
         answers = ChatAnswers(body.model, self._service.engine.tokenizer, logprobs is not None)
         return await self._answer(request, asked, answers, bool(body.stream), body.wants_usage, 1)
 
@@ -185,7 +185,7 @@ class _Handlers:
         jobs: list[Job] = []
         try:
             for one in asked:
-                jobs.append(await self._service.submit(one))
+                jobs += await self._service.submit(one)
         except BaseException:
             self._cancel(jobs)
             raise

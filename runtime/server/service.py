@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,12 @@ class Asked:
 
     Attributes:
         prompt: text or token ids.
-        params: how to continue it.
+        params: how to continue it, for each choice.
         clips: fewer new tokens than asked for will do where the plan does not serve as many.
     """
 
     prompt: Prompt
-    params: SamplingParams
+    params: Sequence[SamplingParams]
     clips: bool = False
 
 
@@ -114,8 +114,8 @@ class EngineService:
             return f"a call of the engine takes longer than {self._stall_seconds:g} s"
         return None
 
-    async def submit(self, asked: Asked) -> Job:
-        """Queues a request.
+    async def submit(self, asked: Asked) -> list[Job]:
+        """Queues a request for each choice.
 
         Raises:
             RequestError: the plan cannot serve it (dsv41c.errors).
@@ -123,26 +123,27 @@ class EngineService:
         """
         if not self._thread.is_alive():
             raise EngineFailedError("the engine's thread has ended")
-        self._open_one()
+        self._open_some(len(asked.params))
         loop = asyncio.get_running_loop()
-        job, accepted = Job(loop), loop.create_future()
+        jobs, accepted = [Job(loop) for _ in asked.params], loop.create_future()
 
         def accept() -> None:
             outcome: Exception | None = None
             try:
-                self._accept(job, asked)
+                self._accept(jobs, asked)
             except Exception as error:  # whatever it is, the caller waits to hear of it
                 outcome = error
-                self._close_one()
+                self._close_some(len(jobs))
             _call_soon(loop, _settle, accepted, outcome)
 
         self._commands.put(accept)
         try:
             await accepted
         except asyncio.CancelledError:
-            self.cancel(job)
+            for job in jobs:
+                self.cancel(job)
             raise
-        return job
+        return jobs
 
     def cancel(self, job: Job) -> None:
         """Ends a job; one that has ended stays as it is."""
@@ -154,32 +155,37 @@ class EngineService:
 
         self._commands.put(end)
 
-    def _open_one(self) -> None:
+    def _open_some(self, count: int) -> None:
         """Refuses at once, without asking the engine's thread, which may be in the middle of a call."""
         with self._open_lock:
             running = self.engine.sizes.max_sequences
-            if self._open >= running + self._max_waiting:
+            if self._open + count > running + self._max_waiting:
                 raise OverloadedError(
-                    f"{running} requests run and {self._max_waiting} wait, as many as may; try again later"
+                    f"{running} requests may run and {self._max_waiting} wait, {self._open} do and {count} more are "
+                    "asked for; try again later"
                 )
-            self._open += 1
+            self._open += count
 
-    def _close_one(self) -> None:
+    def _close_some(self, count: int) -> None:
         with self._open_lock:
-            self._open -= 1
+            self._open -= count
 
     # --- in the engine's thread -----------------------------------------------------------------------------------
 
-    def _accept(self, job: Job, asked: Asked) -> None:
+    def _accept(self, jobs: Sequence[Job], asked: Asked) -> None:
         engine = self.engine
         if engine.failure is not None:
             raise EngineFailedError(self.trouble)
-        prompt, params = asked.prompt, asked.params
+        prompt, params = asked.prompt, list(asked.params)
         ids = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if asked.clips:
-            params = dataclasses.replace(params, max_new_tokens=_clipped(params.max_new_tokens, len(ids), engine))
-        job.request = engine.submit(ids, params)
-        self._jobs[job.request] = job
+            params = [
+                dataclasses.replace(one, max_new_tokens=_clipped(one.max_new_tokens, len(ids), engine))
+                for one in params
+            ]
+        for job, request in zip(jobs, engine.submit_choices(ids, params), strict=True):
+            job.request = request
+            self._jobs[request] = job
 
     def _run(self) -> None:
         try:
@@ -230,7 +236,7 @@ class EngineService:
         assert request is not None, "only jobs with a request end"
         job.ended = True
         self._jobs.pop(request, None)
-        self._close_one()
+        self._close_some(1)
         counts, reason = self.counts, request.finished or "failed"
         counts.ended[reason] = counts.ended.get(reason, 0) + 1
         counts.prompt_tokens += len(request.prompt)

@@ -43,7 +43,8 @@ def test_a_fork_copies_rings_within_the_gpu(gpu: tuple[Plan, CachePool, object])
     first = pool.allot(plan.manifest.page_tokens)
     rings = {name: torch.full_like(row, 3) for name, row in pool.read_ring(first.ring).items()}
     pool.write_ring(first.ring, rings)
-    second = pool.fork(first, plan.manifest.page_tokens)
+    second = pool.allot(0)
+    pool.fork(first, second, plan.manifest.page_tokens)
     assert second.pages == first.pages
     assert second.ring != first.ring
     for name, row in pool.read_ring(second.ring).items():

@@ -9,7 +9,7 @@ from hand_made import GOLDEN, PAGE_TOKENS, hand_made_manifest
 from dsv41c.errors import RequestError
 from dsv41c.models.config import ModelConfig
 from dsv41c.models.state import draft_state_specs, state_specs
-from dsv41c.runtime.caches import CacheBook, CachePool
+from dsv41c.runtime.caches import Allotment, CacheBook, CachePool
 
 
 def pool(n_pages: int, n_rings: int, poison: bool = False) -> CachePool:
@@ -70,19 +70,25 @@ def values(caches: CachePool, page: int) -> set[int]:
     return {int(row.unique()) for row in caches.read_page(page).values()}
 
 
+def forked(caches: CachePool, first: Allotment, length: int, tokens: int) -> Allotment:
+    second = caches.allot(caches.own_tokens(tokens, length))
+    caches.fork(first, second, length)
+    return second
+
+
 def test_a_fork_shares_full_pages_and_has_its_own_page_and_ring_to_write_on() -> None:
     caches = pool(8, 3)
     first = caches.allot(5 * PAGE_TOKENS)
     for at, page in enumerate(first.pages):
         fill(caches, page, at + 1)
     caches.tensors["history"][first.ring] = 7
-    second = caches.fork(first, 2 * PAGE_TOKENS + 3)
+    second = forked(caches, first, 2 * PAGE_TOKENS + 3, 5 * PAGE_TOKENS)
     assert second.pages[:2] == first.pages[:2]
     assert not set(second.pages[2:]) & set(first.pages)
     assert [values(caches, page) for page in second.pages[:3]] == [{1}, {2}, {3}]
     assert caches.tensors["history"][second.ring].unique().tolist() == [7]
     with pytest.raises(RequestError, match=r"out of pages: .* need 3 pages .* 0 of 8 pages and 1 of 3 slots"):
-        caches.fork(first, 2 * PAGE_TOKENS + 3)
+        forked(caches, first, 2 * PAGE_TOKENS + 3, 5 * PAGE_TOKENS)
     caches.release(first)
     assert caches.used_bytes == caches.page_bytes * 5 + caches.ring_bytes
     caches.release(second)
@@ -94,7 +100,7 @@ def test_a_write_to_a_page_that_others_read_goes_to_a_copy() -> None:
     first = caches.allot(2 * PAGE_TOKENS)
     for page in first.pages:
         fill(caches, page, 1)
-    second = caches.fork(first, 2 * PAGE_TOKENS)
+    second = forked(caches, first, 2 * PAGE_TOKENS, 2 * PAGE_TOKENS)
     caches.make_writable(second, PAGE_TOKENS, PAGE_TOKENS + 1)
     assert second.pages[0] == first.pages[0]
     assert second.pages[1] != first.pages[1]
@@ -103,6 +109,14 @@ def test_a_write_to_a_page_that_others_read_goes_to_a_copy() -> None:
     own = list(first.pages)
     caches.make_writable(first, PAGE_TOKENS, 2 * PAGE_TOKENS)
     assert first.pages == own, "its one holder writes in place"
+
+
+def test_ids_are_written_where_the_table_says() -> None:
+    caches = pool(1, 2)
+    caches.write_ids(1, range(100, 120), 11)
+    assert caches.tensors["history"][1].tolist() == [108, 109, 110, 103, 104, 105, 106, 107]
+    assert not caches.tensors["history"][0].any()
+    assert not caches.tensors["tail.1"].any()
 
 
 def test_shared_pages_stay_with_their_holders_when_there_is_no_room() -> None:

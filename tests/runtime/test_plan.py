@@ -55,6 +55,23 @@ def test_other_format_version_is_named_with_ours(plan_folder: Path, rewrite: Cal
         Plan.load(plan_folder)
 
 
+@pytest.mark.parametrize(
+    ("column", "word", "message"),
+    [
+        ("rollback", "undone", "state window.0 has rollback 'undone'; this runtime knows cut, overwritten, rewritten"),
+        ("restored", "", "state window.0 has restored ''; this runtime knows cached, replayed, recomputed"),
+        ("lifetime", "prefix", "state window.0 lives as long as a prefix and lies in rings; .* keeps it in pages"),
+    ],
+)
+def test_a_state_table_of_other_words_is_refused(
+    plan_folder: Path, rewrite: Callable[..., None], column: str, word: str, message: str
+) -> None:
+    first, *rest = hand_made_manifest().state
+    rewrite(state=(replace(first, **{column: word}), *rest))
+    with pytest.raises(PlanError, match=message):
+        Plan.load(plan_folder)
+
+
 def test_changed_manifest(plan_folder: Path) -> None:
     path = plan_folder / "manifest.json"
     path.write_text(path.read_text().replace('"page_tokens": 16', '"page_tokens": 32'))

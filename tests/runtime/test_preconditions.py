@@ -1,11 +1,13 @@
 """Which forwards are refused for want of cached state, by name, over mini6's own state table."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hand_made import PAGE_TOKENS, hand_made_manifest
 
 from dsv41c.errors import StateError
+from dsv41c.models.state import StateSpec
 from dsv41c.runtime.batch import Piece
 from dsv41c.runtime.caches import Allotment
 from dsv41c.runtime.plan_format import Program
@@ -142,12 +144,52 @@ def test_a_replay_needs_entries_and_ids_and_no_windows(rules: Preconditions, sta
         rules.check("step", replayed, held)
 
 
-def test_a_rollback_within_the_rings_goes_on_and_beyond_is_refused(rules: Preconditions) -> None:
+def test_a_rollback_follows_the_table(rules: Preconditions) -> None:
+    """Entries are cut, ids written again; window rows that newer ones overwrote refuse it, and say what would help."""
     held = rules.nothing_held()
     run(rules, held, "step", piece(0, 40))
-    near = held.copy()
-    near.truncate(39)
+    near = rules.truncated(held, 39)
+    assert {group.names[0]: span for group, span in zip(rules.groups, near.spans, strict=True)} == {
+        "window.0": (24, 39),
+        "window.3": (24, 39),
+        "main.1": (0, 39),
+        "main.3": (0, 39),
+        "tail.1": (32, 39),
+        "history": (31, 39),
+    }
     rules.check("step", piece(39, 2), near)
-    held.truncate(37)
-    with pytest.raises(StateError, match=r"window rows of tokens 22\.\.36 .* holds tokens 24\.\.36"):
-        rules.check("step", piece(37, 1), held)
+    before = list(held.spans)
+    message = (
+        r"a rollback to token 37 needs the window rows of tokens 22\.\.36 in window\.0, window\.1 and 1 more; the "
+        r"sequence holds tokens 24\.\.39, and what is gone is replayed; go back fewer tokens"
+    )
+    with pytest.raises(StateError, match=message):
+        rules.truncated(held, 37)
+    assert held.spans == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "rollback", "message"),
+    [
+        ("window", "cut", None),
+        ("history", "overwritten", r"rollback to token 39 needs the look-back ids of tokens 36\.\.38 in history"),
+        ("tail", "rewritten", None),
+    ],
+)
+def test_the_tables_word_alone_decides(kind: str, rollback: str, message: str | None) -> None:
+    """With another word for one kind of state the same rollback is refused, or no longer."""
+    named = {"window": "window.0", "tail": "tail.1", "history": "history"}
+    for table, refused in ((STATE, message is None), (_with(kind, rollback), message is not None)):
+        rules = Preconditions(table, {"step": program(*CACHES)}, PAGE_TOKENS, LOOK_BACK)
+        held = rules.nothing_held()
+        run(rules, held, "step", piece(0, 40))
+        set_span(rules, held, named[kind], 39, 40)
+        if refused:
+            with pytest.raises(StateError, match=message or f"rollback to token 39 needs .* in {named[kind]}"):
+                rules.truncated(held, 39)
+        else:
+            rules.truncated(held, 39)
+
+
+def _with(kind: str, rollback: str) -> tuple[StateSpec, ...]:
+    return tuple(replace(spec, rollback=rollback) if spec.kind == kind else spec for spec in STATE)

@@ -161,3 +161,76 @@ def test_a_failed_call_ends_all_requests_and_the_engine_says_so(load: Callable[.
     assert engine.caches.used_bytes == 0
     with pytest.raises(dsv41c.errors.StateError):
         engine.step()
+
+
+def rows_of(calls: list[Call]) -> list[tuple[str, int]]:
+    return [(call.program, sum(count for _, count in call.parts)) for call in calls]
+
+
+@pytest.mark.parametrize("prefill", PREFILLS)
+def test_choices_share_one_prefill_and_give_what_each_gives_alone(load: Callable[..., Engine], prefill: str) -> None:
+    """Three answers to a prompt that ends inside a page: it runs once, its full pages are shared, and the logits of
+    every choice are in every bit those of a request of its own with the same seed."""
+    prompt, seeds = prompt_of(37), (7, 8, 9)
+    engine = load(prefill=prefill, row_multiple=2, poison=True, check=True)
+    with seen_logits(engine) as seen:
+        alone = [engine.generate([prompt], sampled(seed, 20))[0] for seed in seeds]
+    want = [torch.stack(found) for found in seen.values()]
+    calls = calls_of(engine)
+    with seen_logits(engine) as seen:
+        choices = engine.submit_choices(prompt, [sampled(seed, 20) for seed in seeds])
+        while not choices[0].events:
+            engine.step()
+        held = engine.caches.pages.held
+        while any(one.finished is None for one in choices):
+            engine.step()
+    assert [one.completion().tokens for one in choices] == [one.tokens for one in alone]
+    assert len({one.tokens for one in alone}) == 3
+    for choice, logits in zip(choices, want, strict=True):
+        assert torch.equal(torch.stack(seen[choice]), logits)
+    assert held == 2 + 3 * 2, "two full pages shared, two of each one's own"
+    prompts = [("step", 37)] if prefill == "exact" else [("encode", 37), ("tail", 16)]
+    assert rows_of(calls) == [*prompts, *[("step", 3)] * 19]
+    assert [one.cached_tokens for one in choices] == [0, 37, 37]
+    assert engine.caches.used_bytes == 0
+
+
+def test_choices_without_room_run_the_prompt_themselves(load: Callable[..., Engine]) -> None:
+    """Two of four run at a time: two share a prefill, of the others each runs its own, and nothing else changes."""
+    alone = [load(row_multiple=2).generate([prompt_of(20)], sampled(seed))[0].tokens for seed in range(4)]
+    engine = load(row_multiple=2, max_sequences=2)
+    calls = calls_of(engine)
+    choices = engine.submit_choices(prompt_of(20), [sampled(seed) for seed in range(4)])
+    while any(one.finished is None for one in choices):
+        engine.step()
+    assert [one.completion().tokens for one in choices] == alone
+    prompts = [count for call in calls for one, count in call.parts if count > 1]
+    assert prompts == [20, 20, 20]
+    assert engine.caches.used_bytes == 0
+
+
+def test_a_choice_that_leaves_takes_no_other_with_it(load: Callable[..., Engine]) -> None:
+    """The one that runs the prompt, one that waits for it, and one that has no room yet."""
+    alone = {seed: load(row_multiple=2).generate([prompt_of(40)], sampled(seed))[0].tokens for seed in (2, 4)}
+    engine = load(row_multiple=2, max_sequences=4, chunk_tokens=16)
+    choices = engine.submit_choices(prompt_of(40), [sampled(seed) for seed in range(6)])
+    engine.step()
+    assert (engine.active, engine.waiting) == (4, 2)
+    for at in (0, 5, 1, 3):
+        engine.cancel(choices[at])
+        engine.step()
+    while any(one.finished is None for one in choices):
+        engine.step()
+    assert {seed: choices[seed].completion().tokens for seed in (2, 4)} == alone
+    assert (engine.active, engine.waiting, engine.caches.used_bytes) == (0, 0, 0)
+
+
+def test_choices_that_cannot_be_served_leave_nothing_queued(load: Callable[..., Engine]) -> None:
+    engine = load()
+    with pytest.raises(RequestError, match="193 together"):
+        engine.submit_choices(prompt_of(33), [sampled(1), sampled(2, 160)])
+    assert engine.waiting == 0
+    first, second = engine.submit_choices(prompt_of(5), [SamplingParams(2, collect_logits=True)] * 2)
+    while second.finished is None or not second.is_done:
+        engine.step()
+    assert torch.equal(first.completion().prefill_logits, second.completion().prefill_logits)  # type: ignore[arg-type]

@@ -36,11 +36,17 @@ EXAMPLES, STEPS = (1000, 100) if FULL else (10, 50)
 OPERATIONS = (*["start"] * 3, *["run"] * 6, "fork", "rollback", "stop", "stop", "disturb")
 
 
-RESTORED = {"window": "replayed", "main": "cached", "tail": "replayed", "history": "recomputed"}
+# Lifetime, how it is restored and how it is rolled back, as `models.state` says of each kind.
+COLUMNS = {
+    "window": ("sequence", "replayed", "overwritten"),
+    "main": ("prefix", "cached", "cut"),
+    "tail": ("sequence", "replayed", "overwritten"),
+    "history": ("sequence", "recomputed", "rewritten"),
+}
 
 
 def spec(name: str, kind: str, pool: str, rows: int, ratio: int = 0) -> StateSpec:
-    return StateSpec(name, kind, 0, ratio, "fp8_e8m0", 1, rows, 1, rows, pool, "", RESTORED[kind], "")
+    return StateSpec(name, kind, 0, ratio, "fp8_e8m0", 1, rows, 1, rows, pool, *COLUMNS[kind])
 
 
 # A ring a byte a row; main entries of one token and of two, as a page holds them.
@@ -140,8 +146,8 @@ class Caches(RuleBasedStateMachine):
             return
         counts = dataclasses.replace(self.prefix.counts)
         self.prefix.start(request)
-        assert request.cached_tokens % PAGE == 0
-        assert request.cached_tokens < len(prompt)
+        goes_back = request.cached_tokens == len(prompt) - 1
+        assert request.cached_tokens % PAGE == 0 or (goes_back and len(prompt) % PAGE == 0)
         assert self.prefix.counts.hit_tokens - counts.hit_tokens == request.cached_tokens
         self.running.append(request)
         while data.draw(st.booleans()) and request.pending:
@@ -159,11 +165,13 @@ class Caches(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.running))
         assert request.allotment is not None
-        try:
-            # A request that replays has the entries of its whole prefix already.
-            allotment = self.caches.fork(request.allotment, max(request.context, request.written_from))
-        except RequestError:
+        # A request that replays has the entries of its whole prefix already.
+        length = max(request.context, request.written_from)
+        own = self.caches.own_tokens(request.total_tokens, length)
+        if not self.caches.has_room(own):
             return
+        allotment = self.caches.allot(own)
+        self.caches.fork(request.allotment, allotment, length)
         copied = dataclasses.replace(
             request,
             allotment=allotment,
@@ -177,18 +185,17 @@ class Caches(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.running))
         count = data.draw(st.integers(1, 3))
         length = request.context - count
-        if request.pending or length < len(request.prompt) or count > len(request.tokens) or length < WINDOW:
+        if request.pending or length < len(request.prompt) or count > len(request.tokens):
             return
-        rolled = dataclasses.replace(request, held=request.held.copy())
-        rolled.held.truncate(length)
-        rolled.context, rolled.pending = length, [0]
+        assert request.allotment is not None
         try:
-            self.rules.check("step", rolled.piece(1), rolled.held)
-            self.caches.make_writable(rolled.allotment, length, length + 1)  # type: ignore[arg-type]
+            held = self.rules.truncated(request.held, length, request.start)
+            self.caches.make_writable(request.allotment, length, length + 1)
         except (StateError, RequestError):
             # The rings hold too little, or there is no page for a copy.
             return
-        request.held.truncate(length)
+        self.caches.write_ids(request.allotment.ring, request.known, length)
+        request.held = held
         del request.tokens[-count:]
         request.context, request.kept = length, None
         del request.names[length // PAGE :]

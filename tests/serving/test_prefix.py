@@ -12,7 +12,7 @@ from golden_model import golden
 from torch import Tensor
 
 import dsv41c
-from dsv41c.errors import RequestError
+from dsv41c.errors import RequestError, StateError
 from dsv41c.models.rows import Chunk, Rows, step_inputs
 from dsv41c.runtime.engine import PREFILLS, Engine
 from dsv41c.runtime.plan import Plan
@@ -51,14 +51,60 @@ def cold(mini6_plan: Path) -> dict[str, Engine]:
 @pytest.mark.parametrize("prefill", PREFILLS)
 def test_the_same_prompt_twice_hits_and_gives_the_same(mini6_plan: Path, cold: dict[str, Engine], prefill: str) -> None:
     engine = load(mini6_plan, prefill)
-    for length in (16, 17, 70):
+    for length in (16, 17, 32, 70):
         prompt = [length, *prompt_of(length - 1)]
         want = run(cold[prefill], prompt)[1]
         first, second = (run(engine, prompt) for _ in range(2))
-        assert second[0].cached_tokens == (length - 1) // PAGE * PAGE
+        assert second[0].cached_tokens == cached_of(prefill, length)
         for done, logits in (first, second):
             assert torch.equal(logits, want), f"{length} tokens, {done.cached_tokens} cached"
     assert engine.caches.used_bytes == 0
+
+
+def cached_of(prefill: str, length: int) -> int:
+    """Of a prompt that ran before: its full pages. Where they are all of it, its last token runs again for the logits,
+    or, bounded, its tail, which is kept with the state."""
+    has_tail = prefill == "bounded" and length > WINDOW
+    return length - 1 if length % PAGE == 0 and not has_tail else length // PAGE * PAGE
+
+
+def test_a_state_that_cannot_go_back_is_left_for_a_shorter_one(
+    mini6_plan: Path, cold: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a plan whose rings keep too little for it; then the state at the page before is taken."""
+    engine, prompt = load(mini6_plan, "exact"), prompt_of(48)
+    run(engine, prompt)
+
+    def refuses(*_: object) -> None:
+        raise StateError("newer rows overwrote some")
+
+    monkeypatch.setattr(engine.preconditions, "truncated", refuses)
+    done, logits = run(engine, prompt)
+    assert done.cached_tokens == 32
+    assert torch.equal(logits, run(cold["exact"], prompt)[1])
+
+
+def test_going_back_leaves_the_page_that_others_read(mini6_plan: Path, cold: dict[str, Engine]) -> None:
+    """The last page of a prompt that runs its last token again is a copy, and no page is taken beyond the allotment."""
+    engine = load(mini6_plan, "exact", cache_tokens=96, max_sequences=2)
+    prompt = prompt_of(32)
+    running = engine.submit(prompt, SamplingParams(max_new_tokens=16, stop_at_eos=False))
+    while not running.events:
+        engine.step()
+    assert running.allotment is not None
+    before = {name: row.clone() for name, row in engine.caches.read_page(running.allotment.pages[1]).items()}
+    again = engine.submit(prompt, forced(FORCED))
+    engine.step()
+    assert again.cached_tokens == 31
+    assert again.allotment is not None
+    assert again.allotment.pages[0] == running.allotment.pages[0]
+    assert again.allotment.pages[1] != running.allotment.pages[1]
+    assert engine.caches.pages.held == 3 + 2
+    for name, row in engine.caches.read_page(running.allotment.pages[1]).items():
+        assert torch.equal(row, before[name]), name
+    for request in (running, again):
+        engine.cancel(request)
+    assert torch.equal(run(engine, prompt)[1], run(cold["exact"], prompt)[1])
 
 
 @pytest.mark.parametrize("prefill", PREFILLS)

@@ -30,7 +30,7 @@ async def one_request(service: EngineService, draw: random.Random, ends: dict[st
         prompt.append(512)
     params = SamplingParams(draw.randrange(1, 5), temperature=1.0, seed=draw.randrange(1 << 30), with_text=True)
     try:
-        job = await service.submit(Asked(prompt, params))
+        (job,) = await service.submit(Asked(prompt, [params]))
     except RequestError:
         ends["refused"] = ends.get("refused", 0) + 1
         return
